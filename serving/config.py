@@ -1,0 +1,198 @@
+"""The lab's settings: one typed YAML file, read once, frozen.
+
+Unknown keys, impossible values and doubled names are refused with the file, the key, the value and the bound.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from serving.core.errors import ConfigError
+from serving.core.lane import Strategy
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.\-]{0,62}$")]
+Seconds = Annotated[float, Field(gt=0, le=3600)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelConfig(_Settings):
+    """The model every lane serves."""
+
+    name: Name = "smollm2-135m"
+    path: str = "auto"  # `auto`: the default model, prepared on first use; else a checkpoint directory
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    max_model_len: int = Field(2048, ge=16, le=1_048_576)  # tokens, prompt and answer together
+
+
+class GatewayConfig(_Settings):
+    """The OpenAI-compatible front door."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    replicas: int = Field(1, ge=1, le=64)
+    max_body_bytes: int = Field(1_048_576, ge=1024, le=67_108_864)
+    connect_timeout_s: Seconds = 5
+    first_byte_timeout_s: Seconds = 300
+    idle_timeout_s: Seconds = 60
+
+
+class SchedulerConfig(_Settings):
+    """Admission and order."""
+
+    max_waiting_requests: int = Field(256, ge=0, le=1_000_000)
+    max_queue_wait_s: Seconds = 600  # a request that waited this long is answered 504
+    seed: int = 0  # of the random choice between equally loaded replicas
+
+
+class SpeculationConfig(_Settings):
+    """Draft and verify, as vLLM's `speculative_config` names it."""
+
+    method: Literal["ngram"] = "ngram"
+    num_speculative_tokens: int = Field(4, ge=1, le=16)
+    prompt_lookup_min: int = Field(2, ge=1, le=16)
+    prompt_lookup_max: int = Field(4, ge=1, le=16)
+
+    @model_validator(mode="after")
+    def _window(self) -> Self:
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ValueError(
+                f"prompt_lookup_min={self.prompt_lookup_min} exceeds prompt_lookup_max={self.prompt_lookup_max}"
+            )
+        return self
+
+
+class SimulatedProfile(_Settings):
+    """The simulated engine's behaviour, for tests and policy studies only.
+
+    A step that decodes b requests takes step_ms + step_ms_per_request * (b - 1), and each request gets
+    1 + (accepted drafts) tokens from it.
+    """
+
+    ttft_ms: float = Field(50, ge=0, le=60_000)
+    step_ms: float = Field(20, gt=0, le=60_000)
+    step_ms_per_request: float = Field(0, ge=0, le=60_000)
+    acceptance_rate: float = Field(0, ge=0, le=1)
+    num_speculative_tokens: int = Field(0, ge=0, le=16)
+    seed: int = 0
+
+
+class LaneConfig(_Settings):
+    """One decoding strategy with its own replicas."""
+
+    name: Name
+    strategy: Strategy
+    engine: Literal["vllm", "simulated"] = "vllm"
+    replicas: int = Field(1, ge=1, le=1000)
+    max_num_seqs: int = Field(16, ge=1, le=4096)
+    dispatch_margin: int = Field(0, ge=0, le=256)  # requests sent to a replica beyond max_num_seqs
+    takes_unpinned: bool = True  # may the scheduler choose it for requests that name no lane
+    kv_cache_gib: float = Field(1.0, gt=0, le=1024)  # CPU engines
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)  # CUDA engines
+    prefix_caching: bool = False
+    num_cpus: float = Field(0, ge=0, le=1024)  # what Ray reserves; 0: engines may share cores
+    num_gpus: float = Field(0, ge=0, le=16)
+    speculation: SpeculationConfig | None = None
+    simulated: SimulatedProfile | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.strategy is Strategy.SEQUENTIAL and self.max_running != 1:
+            raise ValueError(
+                f"a sequential lane runs one request at a time: max_num_seqs={self.max_num_seqs} must be 1 "
+                f"and dispatch_margin={self.dispatch_margin} must be 0"
+            )
+        if (self.strategy is Strategy.SPECULATIVE) != (self.speculation is not None):
+            raise ValueError(f"speculation must be given for strategy speculative, and only there; strategy={self.strategy}")
+        if (self.engine == "simulated") != (self.simulated is not None):
+            raise ValueError(f"simulated must be given for engine simulated, and only there; engine={self.engine}")
+        return self
+
+    @property
+    def max_running(self) -> int:
+        """Requests the scheduler keeps on one replica at once."""
+        return self.max_num_seqs + self.dispatch_margin
+
+
+class LabConfig(_Settings):
+    """The whole lab."""
+
+    model: ModelConfig = ModelConfig()
+    gateway: GatewayConfig = GatewayConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    lanes: tuple[LaneConfig, ...] = Field(min_length=1)
+
+    @field_validator("lanes")
+    @classmethod
+    def _distinct(cls, lanes: tuple[LaneConfig, ...]) -> tuple[LaneConfig, ...]:
+        doubled = [name for name, count in Counter(lane.name for lane in lanes).items() if count > 1]
+        if doubled:
+            raise ValueError(f"lane name {doubled[0]!r} is used twice; names must be distinct")
+        if not any(lane.takes_unpinned for lane in lanes):
+            raise ValueError("no lane takes unpinned requests; set takes_unpinned: true on at least one")
+        return lanes
+
+    def lane(self, name: str) -> LaneConfig:
+        """The lane of that name; KeyError when there is none."""
+        for lane in self.lanes:
+            if lane.name == name:
+                return lane
+        raise KeyError(name)
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """SafeLoader that refuses a key given twice, where PyYAML would keep the last."""
+
+
+def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+    keys = [loader.construct_object(key) for key, _ in node.value]
+    doubled = [key for key, count in Counter(map(str, keys)).items() if count > 1]
+    if doubled:
+        raise ConfigError(f"key {doubled[0]!r} is given twice (line {node.start_mark.line + 1})")
+    return loader.construct_mapping(node, deep=True)
+
+
+_StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def load(path: Path) -> LabConfig:
+    """Read and check a config file.
+
+    Raises:
+        ConfigError: with the file, and for each fault the key, the value and the bound.
+    """
+    try:
+        data = yaml.load(path.read_text(), Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not YAML: {error}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: expected a mapping at the top, got {type(data).__name__}")
+    try:
+        return LabConfig.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError("\n".join(f"{path}: {_explain(fault)}" for fault in error.errors())) from None
+
+
+def _explain(fault: Any) -> str:
+    key = ".".join(str(part) for part in fault["loc"]) or "(top)"
+    message = str(fault["msg"]).removeprefix("Value error, ")
+    if fault["type"] == "extra_forbidden":
+        return f"{key}: unknown key (value {fault['input']!r})"
+    if fault["type"] == "missing":
+        return f"{key}: missing"
+    if fault["type"] == "value_error":
+        return f"{key}: {message}"
+    return f"{key} = {fault['input']!r}: {message[0].lower()}{message[1:]}"

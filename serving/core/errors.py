@@ -1,0 +1,82 @@
+"""The error tree, and the one table from a reason to an HTTP status.
+
+    TandemError
+      ConfigError            bad setting: file, key, value, bound
+      RefusedError           the scheduler said no, with a `Reason`
+      UpstreamError          an engine replica broke
+      LeaseError             a lease was released twice, or never granted
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """Why a request was not answered in full. Header `x-tandem-reason`, error code, metric label."""
+
+    QUEUE_FULL = "queue_full"
+    NO_REPLICA_READY = "no_replica_ready"
+    DRAINING = "draining"
+    QUEUE_TIMEOUT = "queue_timeout"
+    UNKNOWN_MODEL = "unknown_model"
+    BAD_REQUEST = "bad_request"
+    REQUEST_TOO_LARGE = "request_too_large"
+    CLIENT_CLOSED = "client_closed"
+    UPSTREAM_BROKE = "upstream_broke"
+    UPSTREAM_TIMEOUT = "upstream_timeout"
+    INTERNAL = "internal"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorShape:
+    """HTTP status and the `type` of the OpenAI error object."""
+
+    status: int
+    type: str
+
+
+# 499 is never sent: it names, in logs and metrics, a client that left.
+ERROR_SHAPES: dict[Reason, ErrorShape] = {
+    Reason.QUEUE_FULL: ErrorShape(429, "rate_limit_error"),
+    Reason.NO_REPLICA_READY: ErrorShape(503, "service_unavailable_error"),
+    Reason.DRAINING: ErrorShape(503, "service_unavailable_error"),
+    Reason.QUEUE_TIMEOUT: ErrorShape(504, "timeout_error"),
+    Reason.UNKNOWN_MODEL: ErrorShape(404, "invalid_request_error"),
+    Reason.BAD_REQUEST: ErrorShape(400, "invalid_request_error"),
+    Reason.REQUEST_TOO_LARGE: ErrorShape(413, "invalid_request_error"),
+    Reason.CLIENT_CLOSED: ErrorShape(499, "client_closed_request"),
+    Reason.UPSTREAM_BROKE: ErrorShape(502, "upstream_error"),
+    Reason.UPSTREAM_TIMEOUT: ErrorShape(504, "timeout_error"),
+    Reason.INTERNAL: ErrorShape(500, "internal_error"),
+}
+
+
+class TandemError(Exception):
+    """Base of every error Tandem raises on purpose."""
+
+
+class ConfigError(TandemError):
+    """A setting is unknown or out of bounds; the text names file, key, value and bound."""
+
+
+class RefusedError(TandemError):
+    """A request was refused; `reason` says why and `retry_after_s` when to come back (None: no advice)."""
+
+    def __init__(self, reason: Reason, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+
+
+class UpstreamError(TandemError):
+    """An engine replica could not be reached, fell silent, or broke off."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class LeaseError(TandemError):
+    """A lease was released twice, or was never granted."""

@@ -1,0 +1,111 @@
+"""The only definitions of TTFT, TPOT, inter-chunk latency and E2E latency.
+
+Client and server both fill a `RequestTimeline` and call these functions, so a number means the same
+wherever it is printed. All instants are seconds on one monotonic clock of the process that stamped them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+
+class IncompleteTimelineError(ValueError):
+    """A figure was asked of a request that has not reached the instant it needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimeline:
+    """The instants of one request, in seconds; `None` until they happen.
+
+    Attributes:
+        scheduled_at_s: When the request was due. The client's plan, or arrival at the gateway.
+        sent_at_s: When its first byte was written to the connection.
+        chunk_at_s: Arrival of each chunk that carried text, in order. The first is the first token.
+        finished_at_s: Arrival of the last byte.
+        output_tokens: Completion tokens as the server's `usage` counts them; never the number of chunks.
+    """
+
+    scheduled_at_s: float
+    sent_at_s: float | None = None
+    chunk_at_s: tuple[float, ...] = ()
+    finished_at_s: float | None = None
+    output_tokens: int | None = None
+
+    @property
+    def first_token_at_s(self) -> float | None:
+        return self.chunk_at_s[0] if self.chunk_at_s else None
+
+    @property
+    def last_token_at_s(self) -> float | None:
+        return self.chunk_at_s[-1] if self.chunk_at_s else None
+
+
+def ttft_s(timeline: RequestTimeline) -> float:
+    """Time to first token: scheduled instant to first chunk with text, queueing included, in seconds.
+
+    Raises:
+        IncompleteTimelineError: no chunk with text has arrived.
+    """
+    if timeline.first_token_at_s is None:
+        raise IncompleteTimelineError("ttft_s needs the first token's instant; no chunk has arrived")
+    return timeline.first_token_at_s - timeline.scheduled_at_s
+
+
+def e2e_latency_s(timeline: RequestTimeline) -> float:
+    """Scheduled instant to last byte, in seconds.
+
+    Raises:
+        IncompleteTimelineError: the stream has not ended.
+    """
+    if timeline.finished_at_s is None:
+        raise IncompleteTimelineError("e2e_latency_s needs finished_at_s; the stream has not ended")
+    return timeline.finished_at_s - timeline.scheduled_at_s
+
+
+def tpot_s(timeline: RequestTimeline) -> float | None:
+    """Time per output token after the first, in seconds: (E2E - TTFT) / (output tokens - 1).
+
+    Returns:
+        None for answers shorter than two tokens.
+
+    Raises:
+        IncompleteTimelineError: the stream has not ended, or the server sent no usage.
+
+    Source: the definition of inference-perf and of vLLM's benchmark; the first token is excluded.
+    """
+    if timeline.output_tokens is None:
+        raise IncompleteTimelineError("tpot_s needs output_tokens from the server's usage; none arrived")
+    if timeline.output_tokens < 2:
+        return None
+    return (e2e_latency_s(timeline) - ttft_s(timeline)) / (timeline.output_tokens - 1)
+
+
+def inter_chunk_latencies_s(timeline: RequestTimeline) -> tuple[float, ...]:
+    """Gaps between consecutive chunks with text, in seconds; shape (chunks - 1,).
+
+    A speculative chunk may hold several tokens, so these are not per-token times: see `tpot_s`.
+    """
+    return tuple(b - a for a, b in pairwise(timeline.chunk_at_s))
+
+
+def percentile(values: Sequence[float], q: float) -> float | None:
+    """Percentile by linear interpolation between closest ranks (numpy's default); None when empty.
+
+    Args:
+        values: any order, any unit.
+        q: in [0, 100].
+
+    Raises:
+        ValueError: q is out of range.
+    """
+    if not 0 <= q <= 100:
+        raise ValueError(f"percentile q={q} is outside 0..100")
+    if not values:
+        return None
+    ordered = sorted(values)
+    rank = (len(ordered) - 1) * q / 100
+    low = int(rank)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (rank - low)

@@ -1,0 +1,105 @@
+"""Every metric Tandem exports: name, kind, unit, labels, buckets, help. The only list.
+
+Metrics are registered from it (`serving.telemetry.metrics`), and docs/metrics.md is checked against it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+# 1 ms to 600 s, near-even on a log scale; usual SLO edges (0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10 s) are edges.
+LATENCY_BUCKETS_S = (
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75,
+    1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One exported metric. `exporter` is the kind of process it comes from."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    exporter: Literal["gateway", "scheduler", "replica"]
+    labels: tuple[str, ...]
+    help: str
+    buckets: tuple[float, ...] = ()
+
+
+REQUESTS = Metric(
+    "tandem_requests_total", "counter", "gateway", ("lane", "outcome", "reason"),
+    "Requests ended, by lane (empty when none was chosen), outcome and reason (empty when completed).",
+)  # fmt: skip
+TTFT = Metric(
+    "tandem_ttft_seconds", "histogram", "gateway", ("lane",),
+    "Arrival at the gateway to the first chunk with text, streams only.", LATENCY_BUCKETS_S,
+)  # fmt: skip
+TPOT = Metric(
+    "tandem_tpot_seconds", "histogram", "gateway", ("lane",),
+    "(E2E - TTFT) / (output tokens - 1), completed streams of two tokens or more.", LATENCY_BUCKETS_S,
+)  # fmt: skip
+INTER_CHUNK = Metric(
+    "tandem_inter_chunk_seconds", "histogram", "gateway", ("lane",),
+    "Gap between two consecutive chunks with text of one stream.", LATENCY_BUCKETS_S,
+)  # fmt: skip
+E2E = Metric(
+    "tandem_e2e_latency_seconds", "histogram", "gateway", ("lane",),
+    "Arrival at the gateway to the last byte, completed requests.", LATENCY_BUCKETS_S,
+)  # fmt: skip
+QUEUE_WAIT = Metric(
+    "tandem_queue_wait_seconds", "histogram", "scheduler", ("lane",),
+    "Arrival at the scheduler to the grant of a lease.", LATENCY_BUCKETS_S,
+)  # fmt: skip
+PROMPT_TOKENS = Metric(
+    "tandem_prompt_tokens_total", "counter", "gateway", ("lane",),
+    "Prompt tokens of completed requests, as the engine's usage counts them.",
+)  # fmt: skip
+OUTPUT_TOKENS = Metric(
+    "tandem_output_tokens_total", "counter", "gateway", ("lane",),
+    "Output tokens of completed requests, as the engine's usage counts them.",
+)  # fmt: skip
+REFUSALS = Metric(
+    "tandem_refusals_total", "counter", "scheduler", ("reason",),
+    "Requests refused by the scheduler, by reason.",
+)  # fmt: skip
+WAITING = Metric(
+    "tandem_waiting_requests", "gauge", "scheduler", ("lane",),
+    "Requests waiting in the scheduler; lane `any` waits for the scheduler's choice.",
+)  # fmt: skip
+RUNNING = Metric(
+    "tandem_running_requests", "gauge", "scheduler", ("lane", "replica"),
+    "Live leases on a replica.",
+)  # fmt: skip
+OUTSTANDING_TOKENS = Metric(
+    "tandem_outstanding_tokens", "gauge", "scheduler", ("lane", "replica"),
+    "Tokens reserved by the live leases on a replica: prompt estimate + maximum output.",
+)  # fmt: skip
+REPLICA_READY = Metric(
+    "tandem_replica_ready", "gauge", "scheduler", ("lane", "replica"),
+    "1 while the scheduler may place requests on the replica.",
+)  # fmt: skip
+ENGINE_RUNNING = Metric(
+    "tandem_engine_running_requests", "gauge", "replica", ("lane", "replica"),
+    "Requests the engine is computing now, by the engine's own count.",
+)  # fmt: skip
+ENGINE_WAITING = Metric(
+    "tandem_engine_waiting_requests", "gauge", "replica", ("lane", "replica"),
+    "Requests waiting inside the engine, by the engine's own count.",
+)  # fmt: skip
+REPLICA_MEMORY = Metric(
+    "tandem_replica_memory_bytes", "gauge", "replica", ("lane", "replica"),
+    "Proportional set size of the replica's processes, engine included, in host memory.",
+)  # fmt: skip
+
+METRICS: tuple[Metric, ...] = (
+    REQUESTS, TTFT, TPOT, INTER_CHUNK, E2E, PROMPT_TOKENS, OUTPUT_TOKENS,
+    QUEUE_WAIT, REFUSALS, WAITING, RUNNING, OUTSTANDING_TOKENS, REPLICA_READY,
+    ENGINE_RUNNING, ENGINE_WAITING, REPLICA_MEMORY,
+)  # fmt: skip
+
+# Counters of vLLM that Tandem reads; checked against the running engine by the end-to-end tests.
+VLLM_NUM_DRAFTS = "vllm:spec_decode_num_drafts_total"
+VLLM_DRAFT_TOKENS = "vllm:spec_decode_num_draft_tokens_total"
+VLLM_ACCEPTED_TOKENS = "vllm:spec_decode_num_accepted_tokens_total"
+VLLM_RUNNING = "vllm:num_requests_running"
