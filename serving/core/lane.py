@@ -24,7 +24,7 @@ class ReplicaInfo:
         strategy: how it decodes.
         url: base URL of its HTTP server, `http://host:port`.
         max_running: requests the scheduler may have running on it at once, >= 1.
-        is_default: whether requests that pin no lane may come here.
+        takes_unpinned: whether requests that pin no lane may come here.
     """
 
     replica_id: str
@@ -32,4 +32,4 @@ class ReplicaInfo:
     strategy: Strategy
     url: str
     max_running: int
-    is_default: bool
+    takes_unpinned: bool

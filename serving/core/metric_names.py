@@ -63,6 +63,10 @@ REFUSALS = Metric(
     "tandem_refusals_total", "counter", "scheduler", ("reason",),
     "Requests refused by the scheduler, by reason.",
 )  # fmt: skip
+LEASE_ERRORS = Metric(
+    "tandem_lease_errors_total", "counter", "scheduler", (),
+    "Releases of leases that were not held; anything but 0 is a fault.",
+)  # fmt: skip
 WAITING = Metric(
     "tandem_waiting_requests", "gauge", "scheduler", ("lane",),
     "Requests waiting in the scheduler; lane `any` waits for the scheduler's choice.",
@@ -94,7 +98,7 @@ REPLICA_MEMORY = Metric(
 
 METRICS: tuple[Metric, ...] = (
     REQUESTS, TTFT, TPOT, INTER_CHUNK, E2E, PROMPT_TOKENS, OUTPUT_TOKENS,
-    QUEUE_WAIT, REFUSALS, WAITING, RUNNING, OUTSTANDING_TOKENS, REPLICA_READY,
+    QUEUE_WAIT, REFUSALS, LEASE_ERRORS, WAITING, RUNNING, OUTSTANDING_TOKENS, REPLICA_READY,
     ENGINE_RUNNING, ENGINE_WAITING, REPLICA_MEMORY,
 )  # fmt: skip
 

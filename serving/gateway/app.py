@@ -1,0 +1,110 @@
+"""The gateway's HTTP application: routes and nothing else."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+
+from serving import __version__
+from serving.config import LabConfig
+from serving.core.errors import ERROR_SHAPES, Reason, RefusedError
+from serving.gateway.completion import Completion, Services
+from serving.gateway.errors import error_headers, error_object
+from serving.gateway.openai_request import model_names, route
+
+REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+AskScheduler = Callable[[str], Awaitable[Any]]
+
+
+def build_app(config: LabConfig, services: Services, ask_scheduler: AskScheduler) -> FastAPI:
+    """The application.
+
+    Args:
+        ask_scheduler: gets a path of the scheduler's own HTTP interface as JSON.
+    """
+    app = FastAPI(title="Tandem gateway", version=__version__)
+    started_at = int(time.time())
+
+    async def complete(request: Request, *, is_chat: bool) -> Any:
+        arrived_at_s = time.monotonic()
+        request_id = uuid.uuid4().hex
+        try:
+            client_id = _client_request_id(request) or request_id
+            raw = await _body(request, config.gateway.max_body_bytes)
+            routed = route(raw, request_id=request_id, is_chat=is_chat, config=config)
+        except RefusedError as refusal:
+            services.metrics.refused(refusal.reason)
+            return _error(refusal, request_id)
+        return Completion(
+            services, routed, path=request.url.path, client_request_id=client_id, arrived_at_s=arrived_at_s
+        )
+
+    @app.post("/v1/chat/completions", response_model=None)
+    async def chat_completions(request: Request) -> Any:
+        return await complete(request, is_chat=True)
+
+    @app.post("/v1/completions", response_model=None)
+    async def completions(request: Request) -> Any:
+        return await complete(request, is_chat=False)
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        data = [
+            {"id": name, "object": "model", "created": started_at, "owned_by": "tandem"}
+            for name in model_names(config)
+        ]
+        return {"object": "list", "data": data}
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/scheduler")
+    async def scheduler() -> Any:
+        return await ask_scheduler("/scheduler")
+
+    @app.get("/targets")
+    async def targets() -> Any:
+        return await ask_scheduler("/targets")
+
+    @app.get("/lab")
+    async def lab() -> dict[str, Any]:
+        replicas = await ask_scheduler("/replicas")
+        return {"tandem_version": __version__, "config": config.model_dump(mode="json"), "replicas": replicas}
+
+    return app
+
+
+def _client_request_id(request: Request) -> str | None:
+    given = request.headers.get("x-request-id")
+    if given is not None and not REQUEST_ID.fullmatch(given):
+        raise RefusedError(
+            Reason.BAD_REQUEST, f"x-request-id must be 1 to 128 printable ASCII characters, got {len(given)}"
+        )
+    return given
+
+
+async def _body(request: Request, max_body_bytes: int) -> bytes:
+    """The request's body, never more of it than the limit."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_body_bytes:
+            raise RefusedError(
+                Reason.REQUEST_TOO_LARGE, f"the body exceeds {max_body_bytes} bytes (gateway.max_body_bytes)"
+            )
+    return bytes(body)
+
+
+def _error(refusal: RefusedError, request_id: str) -> Response:
+    return JSONResponse(
+        error_object(refusal.reason, str(refusal)),
+        status_code=ERROR_SHAPES[refusal.reason].status,
+        headers=error_headers(refusal.reason, request_id, refusal.retry_after_s),
+    )

@@ -1,0 +1,184 @@
+"""One completion from arrival to last byte: lease, send, pass the bytes on, release, account."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from serving.core.errors import ERROR_SHAPES, Reason, RefusedError, UpstreamError
+from serving.core.latency import RequestTimeline, inter_chunk_latencies_s
+from serving.core.request import Outcome
+from serving.core.sse import EventTooLargeError, parse_payload
+from serving.gateway.errors import error_event, error_headers, error_object
+from serving.gateway.metrics import GatewayMetrics
+from serving.gateway.openai_request import RoutedRequest
+from serving.gateway.stream import StreamNotes
+from serving.gateway.upstream import Upstream, UpstreamClient
+from serving.scheduler.client import SchedulerClient
+from serving.scheduler.protocol import Granted
+
+logger = logging.getLogger(__name__)
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection before the answer was whole."""
+
+
+@dataclass(frozen=True)
+class Services:
+    """What every completion of a gateway shares."""
+
+    scheduler: SchedulerClient
+    upstream: UpstreamClient
+    metrics: GatewayMetrics
+
+
+class Completion:
+    """An ASGI response that runs one request. All it holds is given back when it returns or is cancelled.
+
+    Args:
+        path: `/v1/chat/completions` or `/v1/completions`.
+        client_request_id: the id the client sees; the scheduling id is unique, this one may not be.
+        arrived_at_s: monotonic instant of arrival.
+    """
+
+    def __init__(
+        self, services: Services, request: RoutedRequest, *, path: str, client_request_id: str, arrived_at_s: float
+    ) -> None:
+        self._services = services
+        self._request = request
+        self._path = path
+        self._client_request_id = client_request_id
+        self._arrived_at_s = arrived_at_s
+        self._notes = StreamNotes(strip_usage=request.strip_usage)
+        self._granted: Granted | None = None
+        self._status: int | None = None  # None until the response has begun
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, and stop the engine as soon as the client has gone."""
+        outcome, reason = Outcome.FAILED, Reason.INTERNAL
+        try:
+            outcome, reason = await self._answer_or_error(receive, send)
+        except (ClientGoneError, OSError):
+            outcome, reason = Outcome.CANCELLED, Reason.CLIENT_CLOSED
+        except asyncio.CancelledError:
+            outcome, reason = Outcome.CANCELLED, Reason.CLIENT_CLOSED
+            raise
+        finally:
+            self._account(outcome, reason)
+
+    async def _answer_or_error(self, receive: Receive, send: Send) -> tuple[Outcome, Reason | None]:
+        try:
+            await _unless_client_goes(self._answer(send), receive)
+        except RefusedError as refusal:
+            await self._send_error(send, refusal.reason, str(refusal), refusal.retry_after_s)
+            return Outcome.REJECTED, refusal.reason
+        except UpstreamError as error:
+            replica = self._granted.replica_id if self._granted else ""
+            logger.warning("request %s on %s: %s", self._client_request_id, replica, error)
+            await self._send_error(send, error.reason, str(error))
+            return Outcome.FAILED, error.reason
+        if self._notes.error is not None or (self._status or 500) >= 500:
+            return Outcome.FAILED, Reason.UPSTREAM_BROKE
+        if self._status is not None and self._status >= 400:
+            return Outcome.REJECTED, Reason.BAD_REQUEST
+        return Outcome.COMPLETED, None
+
+    async def _answer(self, send: Send) -> None:
+        request = self._request
+        async with self._services.scheduler.lease(request.scheduling) as granted:
+            self._granted = granted
+            url, request_id = granted.url + self._path, request.scheduling.request_id
+            async with self._services.upstream.post(url, request.body, request_id) as upstream:
+                if upstream.content_type.startswith("text/event-stream"):
+                    await self._pass_events(send, upstream)
+                else:
+                    await self._pass_whole(send, upstream)
+
+    async def _pass_events(self, send: Send, upstream: Upstream) -> None:
+        async for chunk in upstream.chunks:
+            try:
+                data = self._notes.feed(chunk, time.monotonic())
+            except EventTooLargeError as error:
+                raise UpstreamError(Reason.UPSTREAM_BROKE, str(error)) from error
+            if data:
+                await self._begin(send, upstream.status, upstream.content_type)
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        if not self._notes.has_ended:
+            raise UpstreamError(Reason.UPSTREAM_BROKE, "the engine ended its stream before the last event")
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _pass_whole(self, send: Send, upstream: Upstream) -> None:
+        body = b"".join([chunk async for chunk in upstream.chunks])
+        if upstream.status == 200:
+            said = parse_payload(json.loads(body))
+            self._notes.prompt_tokens, self._notes.output_tokens = said.prompt_tokens, said.output_tokens
+        await self._begin(send, upstream.status, upstream.content_type)
+        await send({"type": "http.response.body", "body": body})
+
+    async def _begin(self, send: Send, status: int, content_type: str, extra: dict[str, str] | None = None) -> None:
+        if self._status is not None:
+            return
+        self._status = status
+        headers = {"content-type": content_type, "x-request-id": self._client_request_id}
+        if self._granted is not None:
+            headers |= {"x-tandem-lane": self._granted.lane, "x-tandem-replica": self._granted.replica_id}
+        headers |= extra or {}
+        encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": status, "headers": encoded})
+
+    async def _send_error(self, send: Send, reason: Reason, message: str, retry_after_s: float | None = None) -> None:
+        if self._status is None:
+            headers = error_headers(reason, self._client_request_id, retry_after_s)
+            await self._begin(send, ERROR_SHAPES[reason].status, "application/json", headers)
+            body = json.dumps(error_object(reason, message)).encode()
+        else:
+            body = error_event(reason, message)
+        await send({"type": "http.response.body", "body": body})
+
+    def _account(self, outcome: Outcome, reason: Reason | None) -> None:
+        lane, notes, metrics = self._granted.lane if self._granted else "", self._notes, self._services.metrics
+        metrics.ended(lane, outcome, reason)
+        timeline = RequestTimeline(
+            scheduled_at_s=self._arrived_at_s,
+            sent_at_s=self._arrived_at_s,
+            chunk_at_s=tuple(notes.chunk_at_s),
+            finished_at_s=time.monotonic(),
+            output_tokens=notes.output_tokens,
+        )
+        for gap_s in inter_chunk_latencies_s(timeline):
+            metrics.inter_chunk.labels(lane=lane).observe(gap_s)
+        if outcome is Outcome.COMPLETED:
+            metrics.completed(lane, timeline, notes.prompt_tokens or 0, self._request.is_stream)
+
+
+async def _unless_client_goes(work: Coroutine[Any, Any, None], receive: Receive) -> None:
+    """Run `work` to its end, or cancel it when the client closes the connection.
+
+    Raises:
+        ClientGoneError: it did.
+    """
+    answer = asyncio.ensure_future(work)
+    goodbye = asyncio.ensure_future(_disconnect(receive))
+    try:
+        await asyncio.wait({answer, goodbye}, return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            raise ClientGoneError
+        answer.result()
+    finally:
+        goodbye.cancel()
+        answer.cancel()
+        # Wait for the lease and the connection to be given back before the request counts as ended.
+        await asyncio.gather(answer, goodbye, return_exceptions=True)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

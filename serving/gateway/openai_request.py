@@ -1,0 +1,98 @@
+"""What the gateway reads of a request body: enough to route it, and no more. The engine checks the rest."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from serving.config import LabConfig
+from serving.core.errors import Reason, RefusedError
+from serving.core.request import SchedulingRequest
+
+BYTES_PER_TOKEN = 4  # a usual ratio for English; good enough to book load, never used to count
+DEFAULT_COMPLETION_TOKENS = 16  # what the API gives `/v1/completions` when the request names no limit
+PLAIN_ONLY_OPTIONS = ("min_p", "logit_bias")  # refused by vLLM when speculation is on
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedRequest:
+    """A request body made ready for an engine.
+
+    Attributes:
+        scheduling: what the scheduler is told.
+        body: the bytes for the engine; the client's own unless usage had to be asked for.
+        is_stream: whether the client wants events.
+        strip_usage: the client did not ask for the usage event, so it does not get the one the gateway asked for.
+    """
+
+    scheduling: SchedulingRequest
+    body: bytes
+    is_stream: bool
+    strip_usage: bool
+
+
+def model_names(config: LabConfig) -> list[str]:
+    """Names clients may use: the bare one, then one that pins each lane."""
+    return [config.model.name] + [f"{config.model.name}:{lane.name}" for lane in config.lanes]
+
+
+def route(raw: bytes, *, request_id: str, is_chat: bool, config: LabConfig) -> RoutedRequest:
+    """Read a body and decide what the scheduler and the engine get.
+
+    Raises:
+        RefusedError: malformed JSON, or a model that is not served.
+    """
+    body = _parse(raw)
+    lane = _lane(body.get("model"), config)
+    is_stream = body.get("stream") is True
+    strip_usage = False
+    if is_stream and isinstance(options := body.get("stream_options") or {}, dict):
+        strip_usage = not options.get("include_usage")
+        if strip_usage:
+            raw = json.dumps(body | {"stream_options": options | {"include_usage": True}}).encode()
+    prompt_tokens = len(raw) // BYTES_PER_TOKEN
+    scheduling = SchedulingRequest(
+        request_id=request_id,
+        lane=lane,
+        prompt_tokens=prompt_tokens,
+        max_output_tokens=_max_output_tokens(body, prompt_tokens, is_chat, config),
+        needs_plain_decoding=any(body.get(option) for option in PLAIN_ONLY_OPTIONS),
+    )
+    return RoutedRequest(scheduling, raw, is_stream, strip_usage)
+
+
+def _parse(raw: bytes) -> dict[str, Any]:
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise RefusedError(Reason.BAD_REQUEST, f"the body is not valid JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise RefusedError(Reason.BAD_REQUEST, f"the body must be a JSON object, got {type(body).__name__}")
+    return body
+
+
+def _lane(model: Any, config: LabConfig) -> str | None:
+    if not isinstance(model, str):
+        raise RefusedError(Reason.BAD_REQUEST, f"`model` must be a string, got {model!r}")
+    if model == config.model.name:
+        return None
+    name, _, lane = model.partition(":")
+    if name == config.model.name and any(known.name == lane for known in config.lanes):
+        return lane
+    served = ", ".join(model_names(config))
+    raise RefusedError(Reason.UNKNOWN_MODEL, f"model {model!r} does not exist; served: {served}")
+
+
+def _max_output_tokens(body: dict[str, Any], prompt_tokens: int, is_chat: bool, config: LabConfig) -> int:
+    """The most tokens the answer may hold, at least 1. A wrong type counts as not given: the engine refuses it."""
+    room = max(1, config.model.max_model_len - prompt_tokens)
+    asked = body.get("max_completion_tokens") or body.get("max_tokens")
+    if not _is_count(asked):
+        asked = room if is_chat else DEFAULT_COMPLETION_TOKENS
+    choices = body.get("n") if _is_count(body.get("n")) else 1
+    return min(asked, room) * choices
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -1,0 +1,42 @@
+"""What passes through a stream, noted on the way: instants, usage, and whether it ended as it should."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from serving.core.sse import EventSplitter, parse_event
+
+
+@dataclass
+class StreamNotes:
+    """Feeds on an engine's bytes and gives back the client's.
+
+    Args:
+        strip_usage: drop the usage event that the client did not ask for.
+    """
+
+    strip_usage: bool
+    chunk_at_s: list[float] = field(default_factory=list)
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    has_ended: bool = False
+    error: str | None = None
+    _splitter: EventSplitter = field(default_factory=EventSplitter)
+
+    def feed(self, data: bytes, now_s: float) -> bytes:
+        """The whole events completed by `data`, for the client.
+
+        Raises:
+            EventTooLargeError: an event does not end.
+        """
+        return b"".join(event for event in self._splitter.feed(data) if self._keep(event, now_s))
+
+    def _keep(self, event: bytes, now_s: float) -> bool:
+        said = parse_event(event)
+        if said.has_text:
+            self.chunk_at_s.append(now_s)
+        if said.output_tokens is not None:
+            self.prompt_tokens, self.output_tokens = said.prompt_tokens, said.output_tokens
+        self.has_ended = self.has_ended or said.is_done
+        self.error = self.error or said.error
+        return not (said.is_usage_only and self.strip_usage)

@@ -1,0 +1,171 @@
+"""A gateway's side of the control channel: `async with client.lease(request) as grant`.
+
+The channel reconnects by itself. Requests that wait when it breaks are submitted again on the next connection,
+and leases that are held are reported, so a scheduler that restarts knows the load before it places anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+
+import aiohttp
+
+from serving.core.errors import Reason, RefusedError
+from serving.core.request import SchedulingRequest
+from serving.scheduler.protocol import (
+    GatewayHello,
+    Granted,
+    HeldLease,
+    Refused,
+    Release,
+    Submit,
+    ToScheduler,
+    Withdraw,
+    decode_from_scheduler,
+    encode,
+)
+
+logger = logging.getLogger(__name__)
+RECONNECT_DELAY_S = 0.2
+HEARTBEAT_S = 5.0
+
+
+@dataclass(eq=False)
+class _Pending:
+    request: SchedulingRequest
+    answer: asyncio.Future[Granted] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+async def keep_connected(
+    address: Callable[[], Awaitable[str]],
+    talk: Callable[[aiohttp.ClientWebSocketResponse], Awaitable[None]],
+) -> None:
+    """Hold a control channel open for ever: connect, talk until it breaks, connect again.
+
+    Args:
+        address: host:port of the scheduler, asked before each attempt, for it may have moved.
+    """
+    async with aiohttp.ClientSession() as session:
+        while True:
+            try:
+                url = f"http://{await address()}/control"
+                async with session.ws_connect(url, heartbeat=HEARTBEAT_S) as socket:
+                    await talk(socket)
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                logger.warning("control channel: %s; trying again", error)
+            await asyncio.sleep(RECONNECT_DELAY_S)
+
+
+class SchedulerClient:
+    """Leases for one gateway.
+
+    Args:
+        gateway_id: unique over the cluster's life.
+        metrics_address: host:port where the gateway serves `/metrics`.
+        address: finds the scheduler.
+    """
+
+    def __init__(self, gateway_id: str, metrics_address: str, address: Callable[[], Awaitable[str]]) -> None:
+        self._gateway_id = gateway_id
+        self._metrics_address = metrics_address
+        self._address = address
+        self._outbox: asyncio.Queue[ToScheduler] = asyncio.Queue()
+        self._pending: dict[str, _Pending] = {}
+        self._held: dict[str, HeldLease] = {}
+        self._connected = asyncio.Event()
+
+    async def run(self) -> None:
+        """Keep the channel open; run it as a task for the gateway's life."""
+        await keep_connected(self._address, self._talk)
+
+    async def wait_connected(self, timeout_s: float) -> None:
+        """Return once the scheduler answers.
+
+        Raises:
+            TimeoutError: it has not within the limit.
+        """
+        async with asyncio.timeout(timeout_s):
+            await self._connected.wait()
+
+    @contextlib.asynccontextmanager
+    async def lease(self, request: SchedulingRequest) -> AsyncIterator[Granted]:
+        """Wait for room on a replica and hold it for the length of the block.
+
+        Leaving the block releases the lease, however it is left; so does being cancelled while waiting.
+
+        Raises:
+            RefusedError: the scheduler said no.
+        """
+        request_id = request.request_id
+        pending = self._pending[request_id] = _Pending(request)
+        self._tell(_submit(request))
+        try:
+            granted = await pending.answer
+        except asyncio.CancelledError:
+            # The grant may have come in this very tick: withdrawing gives that back too.
+            self._held.pop(request_id, None)
+            self._tell(Withdraw(request_id))
+            raise
+        finally:
+            del self._pending[request_id]
+        try:
+            yield granted
+        finally:
+            del self._held[request_id]
+            self._tell(Release(request_id))
+
+    def _tell(self, message: ToScheduler) -> None:
+        # Without a connection nothing needs saying: the next hello reports what is held and submits what waits.
+        if self._connected.is_set():
+            self._outbox.put_nowait(message)
+
+    async def _talk(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._outbox = asyncio.Queue()
+        hello = GatewayHello(self._gateway_id, self._metrics_address, list(self._held.values()))
+        await socket.send_str(encode(hello).decode())
+        self._connected.set()
+        for pending in self._pending.values():
+            if not pending.answer.done():
+                self._tell(_submit(pending.request))
+        writer = asyncio.create_task(self._write(socket))
+        try:
+            async for frame in socket:
+                self._handle(decode_from_scheduler(frame.data))
+        finally:
+            self._connected.clear()
+            writer.cancel()
+
+    async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        outbox = self._outbox
+        while True:
+            await socket.send_str(encode(await outbox.get()).decode())
+
+    def _handle(self, message: Granted | Refused) -> None:
+        pending = self._pending.get(message.request_id)
+        if pending is None or pending.answer.done():
+            return  # the client left; Withdraw is on its way and gives the lease back
+        if isinstance(message, Granted):
+            self._held[message.request_id] = HeldLease(
+                message.request_id, message.replica_id, pending.request.reserved_tokens
+            )
+            pending.answer.set_result(message)
+        else:
+            pending.answer.set_exception(_refused(message))
+
+
+def _submit(request: SchedulingRequest) -> Submit:
+    return Submit(
+        request_id=request.request_id,
+        lane=request.lane,
+        prompt_tokens=request.prompt_tokens,
+        max_output_tokens=request.max_output_tokens,
+        needs_plain_decoding=request.needs_plain_decoding,
+    )
+
+
+def _refused(message: Refused) -> RefusedError:
+    return RefusedError(Reason(message.reason), message.message, message.retry_after_s)

@@ -1,0 +1,83 @@
+"""Leases, and the load they put on each replica. The only writer of load counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from serving.core.errors import LeaseError
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Room on one replica, held from dispatch until the stream ends.
+
+    A lease names its borrower, so a double release is an error and not a counter that drifts.
+    Nothing expires it by age: a long answer is not a leak.
+    """
+
+    request_id: str
+    replica_id: str
+    reserved_tokens: int  # prompt + maximum output, >= 1
+
+
+@dataclass(slots=True)
+class _Load:
+    running: int = 0
+    outstanding_tokens: int = 0
+
+
+class Ledger:
+    """Live leases by request, and their sums by replica."""
+
+    def __init__(self) -> None:
+        self._leases: dict[str, Lease] = {}
+        self._loads: dict[str, _Load] = {}
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._leases
+
+    def acquire(self, lease: Lease) -> None:
+        """Book a lease.
+
+        Raises:
+            LeaseError: the request holds one already.
+        """
+        if lease.request_id in self._leases:
+            raise LeaseError(f"request {lease.request_id!r} holds a lease already")
+        self._leases[lease.request_id] = lease
+        load = self._loads.setdefault(lease.replica_id, _Load())
+        load.running += 1
+        load.outstanding_tokens += lease.reserved_tokens
+
+    def release(self, request_id: str) -> Lease:
+        """End a lease and give its room back.
+
+        Raises:
+            LeaseError: there is none: released twice, or never granted.
+        """
+        lease = self._leases.pop(request_id, None)
+        if lease is None:
+            raise LeaseError(f"request {request_id!r} holds no lease: released twice, or never granted")
+        load = self._loads[lease.replica_id]
+        load.running -= 1
+        load.outstanding_tokens -= lease.reserved_tokens
+        if load.running == 0:
+            del self._loads[lease.replica_id]
+        return lease
+
+    def running(self, replica_id: str) -> int:
+        """Live leases on a replica."""
+        load = self._loads.get(replica_id)
+        return load.running if load else 0
+
+    def outstanding_tokens(self, replica_id: str) -> int:
+        """Tokens reserved by the live leases on a replica."""
+        load = self._loads.get(replica_id)
+        return load.outstanding_tokens if load else 0
+
+    def leases(self) -> tuple[Lease, ...]:
+        """All live leases, oldest first."""
+        return tuple(self._leases.values())

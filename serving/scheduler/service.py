@@ -1,0 +1,324 @@
+"""The scheduler as a service: the pure core behind a control channel, a status page and metrics.
+
+All calls into the core are synchronous and on one event loop, so each message is one atomic step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI, Response, WebSocket, WebSocketDisconnect
+
+from serving.config import LaneConfig, SchedulerConfig
+from serving.core.errors import LeaseError
+from serving.core.lane import ReplicaInfo
+from serving.core.request import SchedulingRequest
+from serving.scheduler.admission import Refusal
+from serving.scheduler.core import Grant, SchedulerCore
+from serving.scheduler.ledger import Lease
+from serving.scheduler.metrics import SchedulerMetrics
+from serving.scheduler.protocol import (
+    FromScheduler,
+    GatewayHello,
+    Granted,
+    Refused,
+    Release,
+    ReplicaHello,
+    Submit,
+    ToScheduler,
+    Withdraw,
+    decode_to_scheduler,
+    encode,
+)
+from serving.telemetry.registry import CONTENT_TYPE, exposition
+
+logger = logging.getLogger(__name__)
+EXPIRY_TICK_S = 0.25
+
+
+@dataclass(eq=False)
+class _Gateway:
+    """A connected gateway: its outbox, and the requests it has waiting or running here."""
+
+    hello: GatewayHello
+    outbox: asyncio.Queue[FromScheduler]
+    requests: set[str]
+
+
+class SchedulerService:
+    """Holds the core, the connections, and who asked for what."""
+
+    def __init__(
+        self, config: SchedulerConfig, lanes: Sequence[LaneConfig], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._lanes = lanes
+        self._core = SchedulerCore(
+            max_waiting_requests=config.max_waiting_requests,
+            max_queue_wait_s=config.max_queue_wait_s,
+            seed=config.seed,
+        )
+        self._gateways: set[_Gateway] = set()
+        self._owner_of: dict[str, _Gateway] = {}
+        self._replicas: dict[str, ReplicaHello] = {}
+        self.metrics = SchedulerMetrics(self._core)
+
+    # Connections
+
+    async def serve_connection(self, socket: WebSocket) -> None:
+        """Talk with one gateway or replica until it leaves."""
+        await socket.accept()
+        try:
+            hello = decode_to_scheduler(await socket.receive_text())
+            if isinstance(hello, GatewayHello):
+                await self._serve_gateway(socket, hello)
+            elif isinstance(hello, ReplicaHello):
+                await self._serve_replica(socket, hello)
+            else:
+                await socket.close(1002, f"first message must be a hello, got {type(hello).__name__}")
+        except WebSocketDisconnect:
+            return
+
+    async def _serve_gateway(self, socket: WebSocket, hello: GatewayHello) -> None:
+        for earlier in [known for known in self._gateways if known.hello.gateway_id == hello.gateway_id]:
+            self._forget(earlier)  # its connection is dead, though nobody has told us yet
+        gateway = _Gateway(hello, asyncio.Queue(), set())
+        self._gateways.add(gateway)
+        for held in hello.leases:
+            self._core.adopt(Lease(held.request_id, held.replica_id, held.reserved_tokens))
+            self._own(gateway, held.request_id)
+        logger.info("gateway %s connected with %d leases", hello.gateway_id, len(hello.leases))
+        writer = asyncio.create_task(self._write(socket, gateway.outbox))
+        try:
+            while True:
+                self._handle(gateway, decode_to_scheduler(await socket.receive_text()))
+        finally:
+            writer.cancel()
+            if gateway in self._gateways:
+                self._forget(gateway)
+                self._dispatch()
+
+    async def _write(self, socket: WebSocket, outbox: asyncio.Queue[FromScheduler]) -> None:
+        while True:
+            await socket.send_text(encode(await outbox.get()).decode())
+
+    async def _serve_replica(self, socket: WebSocket, hello: ReplicaHello) -> None:
+        info = ReplicaInfo(
+            replica_id=hello.replica_id,
+            lane=hello.lane,
+            strategy=hello.strategy,
+            url=hello.url,
+            max_running=hello.max_running,
+            takes_unpinned=hello.takes_unpinned,
+        )
+        self._replicas[hello.replica_id] = hello
+        self._core.replica_ready(info)
+        logger.info("replica %s of lane %s is ready at %s", hello.replica_id, hello.lane, hello.url)
+        self._dispatch()
+        try:
+            while True:
+                await socket.receive_text()
+        finally:
+            logger.warning("replica %s of lane %s is gone", hello.replica_id, hello.lane)
+            del self._replicas[hello.replica_id]
+            self._core.replica_gone(hello.replica_id)
+
+    def _forget(self, gateway: _Gateway) -> None:
+        """Give back all that a gateway held: without it, its streams are gone too."""
+        logger.info("gateway %s left with %d requests", gateway.hello.gateway_id, len(gateway.requests))
+        self._gateways.discard(gateway)
+        for request_id in gateway.requests:
+            del self._owner_of[request_id]
+            self._core.withdraw(request_id, self._clock())
+
+    # Requests
+
+    def _handle(self, gateway: _Gateway, message: ToScheduler) -> None:
+        match message:
+            case Submit():
+                self._submit(gateway, message)
+            case Release(request_id):
+                self._release(gateway, request_id)
+            case Withdraw(request_id):
+                self._disown(request_id)
+                self._core.withdraw(request_id, self._clock())
+            case _:
+                logger.error("gateway %s sent a %s", gateway.hello.gateway_id, type(message).__name__)
+        self._dispatch()
+
+    def _submit(self, gateway: _Gateway, message: Submit) -> None:
+        request = SchedulingRequest(
+            request_id=message.request_id,
+            lane=message.lane,
+            prompt_tokens=message.prompt_tokens,
+            max_output_tokens=message.max_output_tokens,
+            needs_plain_decoding=message.needs_plain_decoding,
+        )
+        if refusal := self._core.submit(request, self._clock()):
+            self._refuse(gateway, message.request_id, refusal)
+        else:
+            self._own(gateway, message.request_id)
+
+    def _release(self, gateway: _Gateway, request_id: str) -> None:
+        self._disown(request_id)
+        try:
+            self._core.release(request_id, self._clock())
+        except LeaseError as error:
+            # A fault in the gateway must be seen, and must not take the scheduler down.
+            self.metrics.lease_errors.inc()
+            logger.error("gateway %s: %s", gateway.hello.gateway_id, error)
+
+    def _dispatch(self) -> None:
+        for grant in self._core.dispatch(self._clock()):
+            self._grant(grant)
+
+    def _grant(self, grant: Grant) -> None:
+        self.metrics.queue_wait.labels(lane=grant.replica.lane).observe(grant.waited_s)
+        request_id = grant.lease.request_id
+        self._owner_of[request_id].outbox.put_nowait(
+            Granted(request_id, grant.replica.replica_id, grant.replica.lane, grant.replica.url)
+        )
+
+    def _refuse(self, gateway: _Gateway, request_id: str, refusal: Refusal) -> None:
+        gateway.outbox.put_nowait(Refused(request_id, refusal.reason, refusal.message, refusal.retry_after_s))
+
+    def _own(self, gateway: _Gateway, request_id: str) -> None:
+        gateway.requests.add(request_id)
+        self._owner_of[request_id] = gateway
+
+    def _disown(self, request_id: str) -> None:
+        if gateway := self._owner_of.pop(request_id, None):
+            gateway.requests.discard(request_id)
+
+    # Time, drain, state
+
+    async def expire_forever(self) -> None:
+        """Refuse requests that waited too long, as time passes."""
+        while True:
+            await asyncio.sleep(EXPIRY_TICK_S)
+            for waiting, refusal in self._core.expire(self._clock()):
+                request_id = waiting.request.request_id
+                gateway = self._owner_of[request_id]
+                self._disown(request_id)
+                self._refuse(gateway, request_id, refusal)
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Take no new requests and wait until the running ones end; False when some were left."""
+        self._core.is_draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._core.num_leases or self._core.num_waiting:
+                    await asyncio.sleep(0.05)
+        return not self._core.num_leases
+
+    def status(self) -> dict[str, Any]:
+        """The scheduler's state for people and programs; the JSON of `GET /scheduler`."""
+        waiting = self._core.waiting_by_lane()
+        lanes: dict[str, dict[str, Any]] = {
+            lane.name: {
+                "lane": lane.name,
+                "strategy": lane.strategy,
+                "wanted_replicas": lane.replicas,
+                "waiting": waiting.get(lane.name, 0),
+                "replicas": [],
+            }
+            for lane in self._lanes
+        }
+        for load in self._core.loads():
+            lanes[load.info.lane]["replicas"].append(
+                {
+                    "replica": load.info.replica_id,
+                    "ready": True,
+                    "running": load.running,
+                    "max_running": load.info.max_running,
+                    "outstanding_tokens": load.outstanding_tokens,
+                    "url": load.info.url,
+                }
+            )
+        return {
+            "draining": self._core.is_draining,
+            "waiting": self._core.num_waiting,
+            "waiting_any": waiting.get(None, 0),
+            "leases": self._core.num_leases,
+            "gateways": sorted(gateway.hello.gateway_id for gateway in self._gateways),
+            "lanes": list(lanes.values()),
+            "refusals": {str(reason): count for reason, count in self._core.refusals.items()},
+        }
+
+    def replicas(self) -> list[dict[str, str]]:
+        """What each ready replica said about its engine."""
+        return [
+            {
+                "replica": hello.replica_id,
+                "lane": hello.lane,
+                "strategy": hello.strategy,
+                "url": hello.url,
+                "engine": hello.engine,
+                "engine_version": hello.engine_version,
+                "dtype": hello.dtype,
+                "device": hello.device,
+            }
+            for hello in self._replicas.values()
+        ]
+
+    def targets(self, own_address: str) -> list[dict[str, Any]]:
+        """Every process that serves `/metrics`, in Prometheus' HTTP service discovery format."""
+        found = [{"targets": [own_address], "labels": {"role": "scheduler"}}]
+        found += [
+            {"targets": [gateway.hello.metrics_address], "labels": {"role": "gateway", "gateway": gateway.hello.gateway_id}}
+            for gateway in self._gateways
+        ]
+        found += [
+            {
+                "targets": [hello.url.removeprefix("http://")],
+                "labels": {"role": "replica", "lane": hello.lane, "replica": hello.replica_id},
+            }
+            for hello in self._replicas.values()
+        ]
+        return found
+
+
+def build_app(service: SchedulerService, own_address: Callable[[], str]) -> FastAPI:
+    """The scheduler's HTTP application.
+
+    Args:
+        own_address: host:port it is served at, known once it listens.
+    """
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        expiry = asyncio.create_task(service.expire_forever())
+        yield
+        expiry.cancel()
+
+    app = FastAPI(title="Tandem scheduler", lifespan=lifespan)
+
+    # All routes are coroutines: the core is not for two threads.
+
+    @app.websocket("/control")
+    async def control(socket: WebSocket) -> None:
+        await service.serve_connection(socket)
+
+    @app.get("/scheduler")
+    async def status() -> dict[str, Any]:
+        return service.status()
+
+    @app.get("/replicas")
+    async def replicas() -> list[dict[str, str]]:
+        return service.replicas()
+
+    @app.get("/targets")
+    async def targets() -> list[dict[str, Any]]:
+        return service.targets(own_address())
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(exposition(service.metrics.registry), media_type=CONTENT_TYPE)
+
+    return app

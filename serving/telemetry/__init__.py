@@ -1,0 +1,1 @@
+"""Prometheus metrics of each process, registered from `serving.core.metric_names`."""
