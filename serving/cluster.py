@@ -1,0 +1,178 @@
+"""The local lab from outside: start its supervisor detached, stop it, look at it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from serving import lab_state
+from serving.lab_state import AlreadyRunningError, LabState, Phase, StartFailedError
+from serving.sweep import RUN_ID_VARIABLE, clean_up, sweep
+
+Say = Callable[[str], None]
+
+POLL_S = 0.1
+ABANDON_LIMIT_S = 60.0
+KILL_LIMIT_S = 5.0
+HTTP_TIMEOUT_S = 5.0
+LOG_TAIL_LINES = 40
+
+
+def detach(command: Sequence[str], *, run_id: str, log_path: Path, timeout_s: float, say: Say) -> LabState:
+    """Start a supervisor in a session of its own and wait until its lab is ready.
+
+    Args:
+        command: runs `supervise` with `run_id`, and fails by itself when not ready in time.
+        log_path: receives its output.
+        timeout_s: how long to wait; longer than the supervisor's own limit.
+
+    Raises:
+        StartFailedError: it ended, or was not ready in time; the text ends with the tail of the log.
+        KeyboardInterrupt: interrupted; the half-started lab is gone.
+    """
+    log_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with log_path.open("wb") as log:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=os.environ | {RUN_ID_VARIABLE: run_id, "PYTHONUNBUFFERED": "1"},
+        )
+    try:
+        return _follow(child, log_path, timeout_s, say)
+    except BaseException:
+        _abandon(child, run_id, say)
+        raise
+
+
+def _follow(child: subprocess.Popen[bytes], log_path: Path, timeout_s: float, say: Say) -> LabState:
+    say("starting the supervisor")
+    give_up_at_s = time.monotonic() + timeout_s
+    while child.poll() is None:
+        state = lab_state.read(log_path.parent)
+        if state is not None and state.pid == child.pid:
+            if state.phase is Phase.READY:
+                return state
+            say(state.progress)
+        if time.monotonic() > give_up_at_s:
+            raise StartFailedError(f"not ready within {timeout_s:g} s; {_tail(log_path)}")
+        time.sleep(POLL_S)
+    raise StartFailedError(f"the lab did not start (exit code {child.returncode}); {_tail(log_path)}")
+
+
+def _tail(log_path: Path) -> str:
+    lines = log_path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+    return "\n".join([f"the end of {log_path}:", *(f"  {line}" for line in lines)])
+
+
+def _abandon(child: subprocess.Popen[bytes], run_id: str, say: Say) -> None:
+    """End a half-started lab; a second Ctrl-C kills the supervisor instead of waiting for it."""
+    directory = lab_state.state_dir()
+    try:
+        if child.poll() is None:
+            say("stopping the half-started lab")
+            child.terminate()
+            child.wait(timeout=ABANDON_LIMIT_S)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        child.kill()
+        child.wait()
+    finally:
+        sweep(run_id)
+        state = lab_state.read(directory)
+        if state is not None and state.run_id == run_id:
+            clean_up(directory, state, say)
+
+
+def stop_running(*, timeout_s: float, say: Say) -> LabState | None:
+    """Stop the lab of this user, however it stands; None when there is none.
+
+    Raises:
+        TandemError: a process or a port outlived the stop.
+    """
+    directory = lab_state.state_dir()
+    state = lab_state.read(directory)
+    if state is None:
+        return None
+    if state.is_alive:
+        _stop_supervisor(state, directory, timeout_s, say)
+    else:
+        say(f"the supervisor (pid {state.pid}) died; sweeping up what it left")
+    try:
+        with lab_state.locked(directory):
+            clean_up(directory, state, say)
+    except AlreadyRunningError:
+        # Somebody started the next lab in this moment: only the processes of the old one are ours.
+        sweep(state.run_id)
+    return state
+
+
+def _stop_supervisor(state: LabState, directory: Path, timeout_s: float, say: Say) -> None:
+    process = psutil.Process(state.pid)
+    process.send_signal(signal.SIGTERM)
+    give_up_at_s = time.monotonic() + timeout_s
+    while state.is_alive:
+        now = lab_state.read(directory)
+        say(
+            now.progress
+            if now is not None and now.run_id == state.run_id
+            else "waiting for the supervisor to end"
+        )
+        if time.monotonic() > give_up_at_s:
+            say(f"supervisor {state.pid} did not stop within {timeout_s:g} s (--timeout-s): killing it")
+            process.send_signal(signal.SIGKILL)
+            process.wait(timeout=KILL_LIMIT_S)
+            return
+        time.sleep(POLL_S)
+
+
+def look() -> dict[str, Any]:
+    """How the lab stands, as JSON.
+
+    `state` is one of `ready`, `starting`, `stopping`, `unreachable` (should be ready, does not answer),
+    `died` (the supervisor is gone, its state file is not) and `not_running`. `scheduler` is the gateway's
+    answer to GET /scheduler, or None.
+    """
+    state = lab_state.read(lab_state.state_dir())
+    if state is None:
+        return {"state": "not_running", "scheduler": None}
+    found: dict[str, Any] = {
+        "state": str(state.phase) if state.is_alive else "died",
+        "pid": state.pid,
+        "run_id": state.run_id,
+        "url": state.url,
+        "config_path": state.config_path,
+        "log_path": state.log_path,
+        "progress": state.progress,
+        "age_s": round(state.age_s, 1),
+        "scheduler": None,
+    }
+    if found["state"] == Phase.READY:
+        try:
+            fetch(state.url + "/health")
+            found["scheduler"] = json.loads(fetch(state.url + "/scheduler"))
+        except (OSError, ValueError) as error:
+            found |= {"state": "unreachable", "progress": f"{state.url} does not answer: {error}"}
+    return found
+
+
+def fetch(url: str) -> bytes:
+    """Body of a GET on this machine, proxies aside.
+
+    Raises:
+        OSError: no answer within HTTP_TIMEOUT_S, or a status of 400 and above.
+    """
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(url, timeout=HTTP_TIMEOUT_S) as answer:
+        body: bytes = answer.read()
+    return body

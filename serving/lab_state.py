@@ -1,0 +1,159 @@
+"""What is known of the lab running on this machine: its state file and the lock beside it.
+
+The lock is held by the supervisor for life, so the kernel frees it even when the supervisor is killed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from serving.core.errors import TandemError
+
+
+class AlreadyRunningError(TandemError):
+    """A lab of this user is running already."""
+
+
+class StartFailedError(TandemError):
+    """The lab did not become ready."""
+
+
+class NotRunningError(TandemError):
+    """No lab is running."""
+
+
+class Phase(StrEnum):
+    """Where a lab is in its life."""
+
+    STARTING = "starting"
+    READY = "ready"
+    STOPPING = "stopping"
+
+
+@dataclass(frozen=True, slots=True)
+class LabState:
+    """The state file's content.
+
+    Attributes:
+        pid: the supervisor.
+        pid_start_ticks: its start, in clock ticks since boot: tells it from a later process of the same pid,
+            and unlike a time of day does not move when the clock is set.
+        run_id: value of TANDEM_RUN_ID in every process of the lab.
+        config_path: the config file, absolute.
+        url: base URL of the gateway, as a client on this machine reaches it.
+        host, ports: TCP ports the lab listens on; free again once it is down.
+        log_path: log of a detached supervisor; None in the foreground.
+        phase, progress: where it is, and the last line of progress.
+        started_at_s: Unix time.
+    """
+
+    pid: int
+    pid_start_ticks: int
+    run_id: str
+    config_path: str
+    url: str
+    host: str
+    ports: tuple[int, ...]
+    log_path: str | None
+    phase: Phase
+    progress: str
+    started_at_s: float
+
+    @property
+    def is_alive(self) -> bool:
+        """True while the very supervisor that wrote the file runs."""
+        return process_start_ticks(self.pid) == self.pid_start_ticks
+
+    @property
+    def age_s(self) -> float:
+        return max(0.0, time.time() - self.started_at_s)
+
+
+def state_dir() -> Path:
+    """Per-user directory of the state file and the log.
+
+    `TANDEM_STATE`, else `$XDG_STATE_HOME/tandem`, else `~/.local/state/tandem`.
+    """
+    if explicit := os.environ.get("TANDEM_STATE"):
+        return Path(explicit)
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "tandem"
+
+
+def log_path(directory: Path) -> Path:
+    """Output of the last detached supervisor."""
+    return directory / "lab.log"
+
+
+def read(directory: Path) -> LabState | None:
+    """The state file, or None when there is none.
+
+    Raises:
+        TandemError: the file is damaged.
+    """
+    path = directory / "lab.json"
+    try:
+        data = json.loads(path.read_text())
+        return LabState(**{**data, "phase": Phase(data["phase"]), "ports": tuple(data["ports"])})
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, KeyError) as error:
+        raise TandemError(f"{path}: damaged state file ({error}); stop any lab, then delete it") from None
+
+
+def write(directory: Path, state: LabState) -> None:
+    """Replace the state file in one step, so that a reader never sees half of it."""
+    descriptor, scratch = tempfile.mkstemp(prefix=".lab-", dir=directory)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(asdict(state), file, indent=2)
+    os.replace(scratch, directory / "lab.json")
+
+
+def remove(directory: Path) -> None:
+    (directory / "lab.json").unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the right to run a lab.
+
+    Raises:
+        AlreadyRunningError: another process holds it.
+    """
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # Not inheritable (Python's default), so no process of the lab keeps the lock beyond the supervisor.
+    with (directory / "lab.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AlreadyRunningError(already_running(read(directory))) from None
+        yield
+
+
+def already_running(state: LabState | None) -> str:
+    """What to tell who wants a second lab."""
+    if state is None:
+        return "a lab is being started; `tandem status` shows it"
+    return (
+        f"a lab is {state.phase} already (pid {state.pid}, {state.url}, {state.config_path}); "
+        "`tandem down` stops it"
+    )
+
+
+def process_start_ticks(pid: int) -> int | None:
+    """Start of a process in clock ticks since boot; None when it does not run (a zombie does not)."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The command name stands in parentheses and may itself hold spaces and parentheses.
+    fields = text[text.rindex(")") + 2 :].split()
+    return None if fields[0] in "ZX" else int(fields[19])

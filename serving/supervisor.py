@@ -1,0 +1,229 @@
+"""The process that owns a lab, from start to stop.
+
+It holds the lock, writes the state file, starts the deployments and waits. On SIGINT, SIGTERM or SIGHUP, at
+any moment, it stops what it started and sweeps up what is left. A second signal cuts the draining short.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Protocol, Self
+
+from serving import lab_state
+from serving.config import LabConfig
+from serving.lab_state import LabState, Phase, StartFailedError
+from serving.machine import is_port_free
+from serving.sweep import GRACE_S, RUN_ID_VARIABLE, clean_up, clear_stale
+
+Say = Callable[[str], None]
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+HURRIED_GRACE_S = 1.0
+
+
+class StopRequested(KeyboardInterrupt):
+    """A stop signal or the start-up limit, raised in the main thread whatever it is doing."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+class Lab(Protocol):
+    """What the supervisor runs; `serving.deployments` in production."""
+
+    def start(self, config: LabConfig, *, on_progress: Say) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class _StopSignals:
+    """Turns stop signals into `StopRequested` while armed, and notes them otherwise."""
+
+    def __init__(self) -> None:
+        self._armed = True
+        self._before: dict[int, Any] = {}
+        self._num_deferred = 0
+
+    def __enter__(self) -> Self:
+        self.install()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def install(self) -> None:
+        """Set the handlers; again after anything that may have replaced them, as importing Ray does."""
+        for number in (*STOP_SIGNALS, signal.SIGALRM):
+            before = signal.signal(number, self._handle)
+            self._before.setdefault(number, before)
+
+    def limit(self, seconds: float) -> None:
+        """Raise `StopRequested` after so many seconds; 0 lifts the limit."""
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+    def disarm(self) -> None:
+        """From here on signals are only noted."""
+        self._armed = False
+        self.limit(0)
+
+    @contextmanager
+    def hurriable(self) -> Iterator[None]:
+        """Inside, one more signal raises `StopRequested`."""
+        if self._num_deferred:
+            raise StopRequested(signal.SIGINT)
+        self._armed = True
+        try:
+            yield
+        finally:
+            self._armed = False
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._armed:
+            raise StopRequested(number)
+        if number != signal.SIGALRM:
+            self._num_deferred += 1
+
+
+class _StateFile:
+    """The supervisor's own state, written at each change."""
+
+    def __init__(self, directory: Path, state: LabState) -> None:
+        self._directory = directory
+        self.state = state
+
+    def update(self, phase: Phase, progress: str) -> None:
+        if (phase, progress) != (self.state.phase, self.state.progress):
+            self.state = replace(self.state, phase=phase, progress=progress)
+            lab_state.write(self._directory, self.state)
+
+
+def gateway_url(config: LabConfig) -> str:
+    """Base URL under which a client on this machine reaches the gateway."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.gateway.host, config.gateway.host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{config.gateway.port}"
+
+
+def supervise(
+    config: LabConfig,
+    *,
+    config_path: Path,
+    run_id: str,
+    load_lab: Callable[[], Lab],
+    start_timeout_s: float,
+    show: Callable[[], AbstractContextManager[Say]],
+    announce: Say,
+    log_path: Path | None = None,
+) -> None:
+    """Run the lab in this process until a stop signal; returns after a clean stop.
+
+    Args:
+        run_id: marks every process of the lab, in the environment variable TANDEM_RUN_ID.
+        load_lab: gives the lab; called once the lock is held, since importing Ray takes seconds.
+        start_timeout_s: the lab must be ready by then.
+        show: progress of the start and of the stop.
+        announce: receives the lines that stay.
+        log_path: where this process's output goes when it is detached.
+
+    Raises:
+        AlreadyRunningError: another lab of this user is running.
+        StartFailedError: not ready within `start_timeout_s`.
+        TandemError: a lane failed, or something outlived the stop.
+        KeyboardInterrupt: a stop signal came before the lab was ready; what was started is gone.
+    """
+    directory = lab_state.state_dir()
+    with lab_state.locked(directory):
+        clear_stale(directory, announce)
+        _need_free_port(config)
+        # Before Ray starts, for every process of the lab to inherit. SPT_NOENV keeps process titles from
+        # overwriting the environment that the sweep reads.
+        os.environ[RUN_ID_VARIABLE] = run_id
+        os.environ["SPT_NOENV"] = "1"
+        file = _StateFile(directory, _first_state(config, config_path, run_id, log_path))
+        with _StopSignals() as signals:
+            lab: Lab | None = None
+            try:
+                with show() as say:
+                    _update(file, say, Phase.STARTING, "loading Ray")
+                    signals.limit(start_timeout_s)
+                    lab = load_lab()
+                    signals.install()
+                    lab.start(config, on_progress=lambda text: _update(file, say, Phase.STARTING, text))
+                    signals.limit(0)
+                    signals.install()
+                file.update(Phase.READY, "ready")
+                announce(
+                    f"ready in {file.state.age_s:.0f} s: {file.state.url} (Ctrl-C or `tandem down` stops it)"
+                )
+                while True:
+                    signal.pause()
+            except StopRequested as request:
+                signals.disarm()
+                if request.number == signal.SIGALRM:
+                    raise StartFailedError(
+                        f"not ready within {start_timeout_s:g} s (--timeout-s); "
+                        f"last progress: {file.state.progress}"
+                    ) from None
+                if file.state.phase is Phase.STARTING:
+                    raise
+            finally:
+                signals.disarm()
+                with show() as say:
+                    _stop(lab, file, signals, say)
+                announce("stopped")
+
+
+def _update(file: _StateFile, say: Say, phase: Phase, text: str) -> None:
+    file.update(phase, text)
+    say(text)
+
+
+def _first_state(config: LabConfig, config_path: Path, run_id: str, log_path: Path | None) -> LabState:
+    ticks = lab_state.process_start_ticks(os.getpid())
+    assert ticks is not None
+    return LabState(
+        pid=os.getpid(),
+        pid_start_ticks=ticks,
+        run_id=run_id,
+        config_path=str(config_path.resolve()),
+        url=gateway_url(config),
+        host=config.gateway.host,
+        ports=(config.gateway.port,),
+        log_path=str(log_path) if log_path else None,
+        phase=Phase.STARTING,
+        progress="",
+        started_at_s=time.time(),
+    )
+
+
+def _stop(lab: Lab | None, file: _StateFile, signals: _StopSignals, say: Say) -> None:
+    _update(file, say, Phase.STOPPING, "stopping: draining and shutting down")
+    grace_s = GRACE_S
+    try:
+        if lab is not None:
+            with signals.hurriable():
+                lab.stop()
+    except StopRequested:
+        say("stopping: hurried, ending the processes")
+        grace_s = HURRIED_GRACE_S
+    finally:
+        clean_up(lab_state.state_dir(), file.state, say, grace_s)
+
+
+def _need_free_port(config: LabConfig) -> None:
+    host, port = config.gateway.host, config.gateway.port
+    if not is_port_free(host, port):
+        raise StartFailedError(
+            f"gateway.port = {port}: in use on {host}; free it (`ss -ltnp` shows by whom) or choose another"
+        )

@@ -1,0 +1,111 @@
+"""Cleaning up after a lab: its processes, its ports, its state file.
+
+Every process of a lab carries TANDEM_RUN_ID in its environment; the sweep knows them from all others by it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from serving import lab_state
+from serving.core.errors import TandemError
+from serving.lab_state import LabState
+from serving.machine import is_port_free
+
+Say = Callable[[str], None]
+
+RUN_ID_VARIABLE = "TANDEM_RUN_ID"
+GRACE_S = 5.0  # from SIGTERM to SIGKILL
+KILL_LIMIT_S = 5.0
+PORT_LIMIT_S = 10.0
+POLL_S = 0.1
+ROUNDS = 5
+
+
+class SweepError(TandemError):
+    """Something of the lab outlived the sweep."""
+
+
+def clean_up(directory: Path, state: LabState, say: Say, grace_s: float = GRACE_S) -> None:
+    """Sweep up a run that nobody supervises any more, wait for its ports, remove the state file."""
+    say("stopping: ending what is left of the lab")
+    for name in sweep(state.run_id, grace_s):
+        say(f"stopping: ended {name}")
+    _wait_for_ports(state, say)
+    lab_state.remove(directory)
+
+
+def _wait_for_ports(state: LabState, say: Say) -> None:
+    give_up_at_s = time.monotonic() + PORT_LIMIT_S
+    while taken := [port for port in state.ports if not is_port_free(state.host, port)]:
+        if time.monotonic() > give_up_at_s:
+            raise SweepError(
+                f"port {taken[0]} is still in use {PORT_LIMIT_S:g} s after every process of the lab ended; "
+                f"`ss -ltnp` shows by whom"
+            )
+        say(f"stopping: waiting for port {taken[0]} to be free")
+        time.sleep(POLL_S)
+
+
+def clear_stale(directory: Path, say: Say) -> None:
+    """Clean up after a supervisor that died without a stop. The caller holds the lock."""
+    if (state := lab_state.read(directory)) is not None:
+        say(f"cleaning up after a lab whose supervisor (pid {state.pid}) died")
+        clean_up(directory, state, say)
+
+
+def processes_of(run_id: str) -> list[psutil.Process]:
+    """This user's processes, this one excepted, whose environment says they belong to the run."""
+    return [
+        process
+        for process in psutil.process_iter()
+        if process.pid != os.getpid() and _belongs(process, run_id)
+    ]
+
+
+def _belongs(process: psutil.Process, run_id: str) -> bool:
+    try:
+        return process.uids().real == os.getuid() and process.environ().get(RUN_ID_VARIABLE) == run_id
+    except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
+        return False
+
+
+def sweep(run_id: str, grace_s: float = GRACE_S) -> list[str]:
+    """End what is left of a run: SIGTERM, then SIGKILL after `grace_s` seconds. Nothing else is signalled.
+
+    Returns:
+        What was ended, as "name (pid)".
+
+    Raises:
+        SweepError: something survived SIGKILL.
+    """
+    ended: dict[int, str] = {}
+    # A dying process may have started another a moment ago: look again until nothing is found.
+    for _ in range(ROUNDS):
+        found = processes_of(run_id)
+        if not found:
+            return list(ended.values())
+        for process in found:
+            _signal(process, signal.SIGTERM, ended)
+        _, alive = psutil.wait_procs(found, timeout=grace_s)
+        for process in alive:
+            _signal(process, signal.SIGKILL, ended)
+        psutil.wait_procs(alive, timeout=KILL_LIMIT_S)
+    left = ", ".join(str(process.pid) for process in processes_of(run_id))
+    if left:
+        raise SweepError(f"processes of the lab are still there after SIGKILL: {left}")
+    return list(ended.values())
+
+
+def _signal(process: psutil.Process, number: signal.Signals, ended: dict[int, str]) -> None:
+    try:
+        ended[process.pid] = f"{process.name()} ({process.pid})"
+        process.send_signal(number)
+    except psutil.NoSuchProcess:
+        return
