@@ -112,9 +112,13 @@ class LaneConfig(_Settings):
                 f"and dispatch_margin={self.dispatch_margin} must be 0"
             )
         if (self.strategy is Strategy.SPECULATIVE) != (self.speculation is not None):
-            raise ValueError(f"speculation must be given for strategy speculative, and only there; strategy={self.strategy}")
+            raise ValueError(
+                f"speculation must be given for strategy speculative, and only there; strategy={self.strategy}"
+            )
         if (self.engine == "simulated") != (self.simulated is not None):
-            raise ValueError(f"simulated must be given for engine simulated, and only there; engine={self.engine}")
+            raise ValueError(
+                f"simulated must be given for engine simulated, and only there; engine={self.engine}"
+            )
         return self
 
     @property

@@ -1,10 +1,10 @@
 """The error tree, and the one table from a reason to an HTTP status.
 
-    TandemError
-      ConfigError            bad setting: file, key, value, bound
-      RefusedError           the scheduler said no, with a `Reason`
-      UpstreamError          an engine replica broke
-      LeaseError             a lease was released twice, or never granted
+TandemError
+  ConfigError            bad setting: file, key, value, bound
+  RefusedError           the scheduler said no, with a `Reason`
+  UpstreamError          an engine replica broke
+  LeaseError             a lease was released twice, or never granted
 """
 
 from __future__ import annotations

@@ -44,7 +44,9 @@ class EventSplitter:
             events.append(buffer[:end])
             buffer = buffer[end:]
         if len(buffer) > self._max_event_bytes:
-            raise EventTooLargeError(f"an event of {len(buffer)} bytes has not ended (max_event_bytes={self._max_event_bytes})")
+            raise EventTooLargeError(
+                f"an event of {len(buffer)} bytes has not ended (max_event_bytes={self._max_event_bytes})"
+            )
         self._rest = buffer
         return events
 

@@ -45,13 +45,15 @@ def build_app(config: LabConfig, services: Services, ask_scheduler: AskScheduler
             services, routed, path=request.url.path, client_request_id=client_id, arrived_at_s=arrived_at_s
         )
 
-    @app.post("/v1/chat/completions", response_model=None)
     async def chat_completions(request: Request) -> Any:
         return await complete(request, is_chat=True)
 
-    @app.post("/v1/completions", response_model=None)
     async def completions(request: Request) -> Any:
         return await complete(request, is_chat=False)
+
+    # Plain routes: the answer is an ASGI application, which FastAPI's own would try to serialise.
+    app.add_route("/v1/chat/completions", chat_completions, methods=["POST"])
+    app.add_route("/v1/completions", completions, methods=["POST"])
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:

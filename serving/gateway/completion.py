@@ -50,7 +50,13 @@ class Completion:
     """
 
     def __init__(
-        self, services: Services, request: RoutedRequest, *, path: str, client_request_id: str, arrived_at_s: float
+        self,
+        services: Services,
+        request: RoutedRequest,
+        *,
+        path: str,
+        client_request_id: str,
+        arrived_at_s: float,
     ) -> None:
         self._services = services
         self._request = request
@@ -123,7 +129,9 @@ class Completion:
         await self._begin(send, upstream.status, upstream.content_type)
         await send({"type": "http.response.body", "body": body})
 
-    async def _begin(self, send: Send, status: int, content_type: str, extra: dict[str, str] | None = None) -> None:
+    async def _begin(
+        self, send: Send, status: int, content_type: str, extra: dict[str, str] | None = None
+    ) -> None:
         if self._status is not None:
             return
         self._status = status
@@ -134,7 +142,9 @@ class Completion:
         encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": status, "headers": encoded})
 
-    async def _send_error(self, send: Send, reason: Reason, message: str, retry_after_s: float | None = None) -> None:
+    async def _send_error(
+        self, send: Send, reason: Reason, message: str, retry_after_s: float | None = None
+    ) -> None:
         if self._status is None:
             headers = error_headers(reason, self._client_request_id, retry_after_s)
             await self._begin(send, ERROR_SHAPES[reason].status, "application/json", headers)
@@ -144,7 +154,11 @@ class Completion:
         await send({"type": "http.response.body", "body": body})
 
     def _account(self, outcome: Outcome, reason: Reason | None) -> None:
-        lane, notes, metrics = self._granted.lane if self._granted else "", self._notes, self._services.metrics
+        lane, notes, metrics = (
+            self._granted.lane if self._granted else "",
+            self._notes,
+            self._services.metrics,
+        )
         metrics.ended(lane, outcome, reason)
         timeline = RequestTimeline(
             scheduled_at_s=self._arrived_at_s,

@@ -10,7 +10,9 @@ from serving.core.errors import ERROR_SHAPES, Reason
 
 def error_object(reason: Reason, message: str) -> dict[str, Any]:
     """The body of an error: `code` is the machine-readable reason."""
-    return {"error": {"message": message, "type": ERROR_SHAPES[reason].type, "param": None, "code": str(reason)}}
+    return {
+        "error": {"message": message, "type": ERROR_SHAPES[reason].type, "param": None, "code": str(reason)}
+    }
 
 
 def error_headers(reason: Reason, request_id: str, retry_after_s: float | None = None) -> dict[str, str]:

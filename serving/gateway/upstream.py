@@ -77,4 +77,6 @@ def _explain(error: Exception, url: str, phase: str, config: GatewayConfig) -> U
     if isinstance(error, TimeoutError):
         limits = f"gateway.first_byte_timeout_s={config.first_byte_timeout_s:g}, idle_timeout_s={config.idle_timeout_s:g}"
         return UpstreamError(Reason.UPSTREAM_TIMEOUT, f"the engine sent no {phase} in time ({limits})")
-    return UpstreamError(Reason.UPSTREAM_BROKE, f"the engine replica broke before its {phase}: {error or type(error).__name__}")
+    return UpstreamError(
+        Reason.UPSTREAM_BROKE, f"the engine replica broke before its {phase}: {error or type(error).__name__}"
+    )

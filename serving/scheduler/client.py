@@ -37,7 +37,9 @@ HEARTBEAT_S = 5.0
 @dataclass(eq=False)
 class _Pending:
     request: SchedulingRequest
-    answer: asyncio.Future[Granted] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    answer: asyncio.Future[Granted] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
 
 
 async def keep_connected(

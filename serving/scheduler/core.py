@@ -148,7 +148,9 @@ class SchedulerCore:
 
     def _load(self, info: ReplicaInfo) -> ReplicaLoad:
         replica_id = info.replica_id
-        return ReplicaLoad(info, self._ledger.running(replica_id), self._ledger.outstanding_tokens(replica_id))
+        return ReplicaLoad(
+            info, self._ledger.running(replica_id), self._ledger.outstanding_tokens(replica_id)
+        )
 
     def _eligible(self, line: Line) -> list[ReplicaLoad]:
         return [self._load(info) for info in self._replicas.values() if may_serve(info, line)]

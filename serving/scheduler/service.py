@@ -55,7 +55,10 @@ class SchedulerService:
     """Holds the core, the connections, and who asked for what."""
 
     def __init__(
-        self, config: SchedulerConfig, lanes: Sequence[LaneConfig], clock: Callable[[], float] = time.monotonic
+        self,
+        config: SchedulerConfig,
+        lanes: Sequence[LaneConfig],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
         self._lanes = lanes
@@ -271,7 +274,10 @@ class SchedulerService:
         """Every process that serves `/metrics`, in Prometheus' HTTP service discovery format."""
         found = [{"targets": [own_address], "labels": {"role": "scheduler"}}]
         found += [
-            {"targets": [gateway.hello.metrics_address], "labels": {"role": "gateway", "gateway": gateway.hello.gateway_id}}
+            {
+                "targets": [gateway.hello.metrics_address],
+                "labels": {"role": "gateway", "gateway": gateway.hello.gateway_id},
+            }
             for gateway in self._gateways
         ]
         found += [

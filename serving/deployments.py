@@ -1,0 +1,255 @@
+"""The composition root: Ray Serve deployments made of the parts. The only module that imports Ray.
+
+scheduler   one replica; admission, order, placement
+gateway     N replicas behind Ray Serve's HTTP proxy; the OpenAI API
+<lane>      one deployment per lane, one engine per replica
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+
+from serving.ray_loopback import bind_replica_server_to_node  # isort: skip - must come before Ray
+
+import ray
+from fastapi import FastAPI
+from prometheus_client import start_http_server
+from ray import serve
+from ray.serve.config import HTTPOptions
+from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import ApplicationStatus
+
+from serving import model_store
+from serving.config import LabConfig, LaneConfig
+from serving.core.errors import TandemError
+from serving.engines.base import Engine
+from serving.engines.replica import Replica
+from serving.engines.simulated import SimulatedEngine
+from serving.engines.vllm import VllmEngine, environment
+from serving.gateway.app import build_app as build_gateway_app
+from serving.gateway.completion import Services
+from serving.gateway.metrics import GatewayMetrics
+from serving.gateway.openai_request import model_names
+from serving.gateway.upstream import UpstreamClient
+from serving.http_server import serve_app
+from serving.scheduler.client import SchedulerClient
+from serving.scheduler.service import SchedulerService
+from serving.scheduler.service import build_app as build_scheduler_app
+
+APP_NAME = "tandem"
+POLL_S = 0.5
+CONNECT_TIMEOUT_S = 60
+# Far above what the scheduler lets run: Serve must never be the one that queues.
+UNBOUNDED = 1_000_000
+OBJECT_STORE_BYTES = 128 * 1024 * 1024  # the data path is HTTP; Ray's store holds next to nothing
+
+
+class LabStartError(TandemError):
+    """A deployment could not be started."""
+
+
+class SchedulerDeployment:
+    """The scheduling service on a port of its own."""
+
+    async def __init__(self, config: LabConfig) -> None:
+        _prepare_process()
+        self._service = SchedulerService(config.scheduler, config.lanes)
+        app = build_scheduler_app(self._service, own_address=lambda: self._address)
+        self._server, self._serving, self._address = await serve_app(app, ray.util.get_node_ip_address())
+
+    async def address(self) -> str:
+        """host:port of the service."""
+        return self._address
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Refuse new requests and wait for the running ones; False when some were left."""
+        return await self._service.drain(timeout_s)
+
+    async def check_health(self) -> None:
+        if self._serving.done():
+            raise TandemError("the scheduler's HTTP server ended")
+
+    async def __del__(self) -> None:
+        self._server.should_exit = True
+
+
+class EngineDeployment:
+    """One engine replica of a lane."""
+
+    async def __init__(self, config: LabConfig, lane: LaneConfig, scheduler: DeploymentHandle) -> None:
+        _prepare_process()
+        replica_id = f"{lane.name}-{serve.get_replica_context().replica_id.unique_id}"
+        self._replica = Replica(
+            _engine(config, lane), lane, replica_id, config.model.name, _scheduler_address(scheduler)
+        )
+        await self._replica.start(ray.util.get_node_ip_address())
+
+    async def check_health(self) -> None:
+        self._replica.check()
+
+    async def __del__(self) -> None:
+        await self._replica.close()
+
+
+@serve.ingress()
+class GatewayDeployment:
+    """The OpenAI API; Serve's proxy sends it whole HTTP requests."""
+
+    async def __init__(
+        self, config: LabConfig, scheduler: DeploymentHandle, *lanes: DeploymentHandle
+    ) -> None:
+        _prepare_process()
+        self._config = config
+        self._address = _scheduler_address(scheduler)
+        host = ray.util.get_node_ip_address()
+        metrics = GatewayMetrics()
+        # Behind the proxy a single gateway process cannot be reached; its metrics get a port of their own.
+        self._metrics_server, _ = start_http_server(0, addr=host, registry=metrics.registry)
+        client = SchedulerClient(
+            gateway_id=serve.get_replica_context().replica_id.unique_id,
+            metrics_address=f"{host}:{self._metrics_server.server_port}",
+            address=self._address,
+        )
+        self._services = Services(client, UpstreamClient(config.gateway), metrics)
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5))
+        self._channel = asyncio.create_task(client.run())
+        await client.wait_connected(CONNECT_TIMEOUT_S)
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return build_gateway_app(self._config, self._services, self._ask_scheduler)
+
+    async def check_health(self) -> None:
+        if self._channel.done():
+            raise TandemError("the gateway's control channel ended")
+
+    async def _ask_scheduler(self, path: str) -> Any:
+        async with self._session.get(
+            f"http://{await self._address()}{path}", raise_for_status=True
+        ) as response:
+            return await response.json()
+
+
+def _prepare_process() -> None:
+    """What every deployment does first in its process."""
+    logging.getLogger("serving").setLevel(logging.INFO)
+    bind_replica_server_to_node()
+
+
+def _scheduler_address(scheduler: DeploymentHandle) -> Callable[[], Any]:
+    async def address() -> str:
+        return str(await scheduler.address.remote())
+
+    return address
+
+
+def _engine(config: LabConfig, lane: LaneConfig) -> Engine:
+    served_names = model_names(config)
+    if lane.engine == "simulated":
+        return SimulatedEngine(lane, served_names, config.model.max_model_len)
+    return VllmEngine(lane, config.model, model_store.resolve(config.model.path), served_names)
+
+
+def application(config: LabConfig) -> serve.Application:
+    """The Serve application: the scheduler, every lane, and the gateway in front."""
+    common: dict[str, Any] = {
+        "max_ongoing_requests": UNBOUNDED,
+        "graceful_shutdown_timeout_s": 10,
+        "graceful_shutdown_wait_loop_s": 0.2,
+        "max_constructor_retry_count": 1,
+    }
+    idle = {"num_cpus": 0}
+    scheduler = serve.deployment(
+        SchedulerDeployment, name="scheduler", ray_actor_options=idle, **common
+    ).bind(config)
+    lanes = [
+        serve.deployment(
+            EngineDeployment,
+            name=lane.name,
+            num_replicas=lane.replicas,
+            ray_actor_options={
+                "num_cpus": lane.num_cpus,
+                "num_gpus": lane.num_gpus,
+                "runtime_env": {"env_vars": environment(lane, config.model)},
+            },
+            **common,
+        ).bind(config, lane, scheduler)
+        for lane in config.lanes
+    ]
+    return serve.deployment(
+        GatewayDeployment,
+        name="gateway",
+        num_replicas=config.gateway.replicas,
+        ray_actor_options=idle,
+        **common,
+    ).bind(config, scheduler, *lanes)
+
+
+def start(config: LabConfig, *, on_progress: Callable[[str], None]) -> None:
+    """Start Ray on this machine and deploy the lab; returns when every replica serves.
+
+    Everything listens on the loopback.
+
+    Raises:
+        ConfigError: the model is not there.
+        LabStartError: a deployment failed; the text says which and why.
+    """
+    if any(lane.engine == "vllm" for lane in config.lanes):
+        model_store.resolve(config.model.path)
+    on_progress("starting Ray")
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    ray.init(
+        address="local",
+        _node_ip_address="127.0.0.1",
+        include_dashboard=False,
+        object_store_memory=OBJECT_STORE_BYTES,
+        namespace=APP_NAME,
+        logging_level=logging.WARNING,
+        log_to_driver=False,
+    )
+    on_progress("starting Ray Serve")
+    serve.start(http_options=HTTPOptions(host=config.gateway.host, port=config.gateway.port))
+    target = serve.RunTarget(application(config), name=APP_NAME, route_prefix="/")
+    serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+    _wait_until_running(on_progress)
+
+
+def _wait_until_running(on_progress: Callable[[str], None]) -> None:
+    while True:
+        app = serve.status().applications.get(APP_NAME)
+        if app is not None:
+            if app.status == ApplicationStatus.RUNNING:
+                return
+            if app.status in (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY):
+                faults = [
+                    f"{name}: {one.message}"
+                    for name, one in app.deployments.items()
+                    if one.status.value.endswith("FAILED")
+                ]
+                raise LabStartError("\n".join(faults) or app.message)
+            on_progress(_describe(app.deployments))
+        time.sleep(POLL_S)
+
+
+def _describe(deployments: dict[str, Any]) -> str:
+    ready = [name for name, one in deployments.items() if one.status.value == "HEALTHY"]
+    waiting = [name for name in deployments if name not in ready]
+    return f"{len(ready)} of {len(deployments)} deployments ready; waiting for {', '.join(waiting)}"
+
+
+def stop(drain_timeout_s: float = 30) -> None:
+    """Let running requests end within the limit, then take everything down. Does nothing when nothing runs."""
+    if not ray.is_initialized():
+        return
+    try:
+        scheduler = serve.get_deployment_handle("scheduler", APP_NAME)
+        scheduler.drain.remote(drain_timeout_s).result(timeout_s=drain_timeout_s + 5)
+    except Exception:  # noqa: BLE001 - half-started labs have nothing to drain; what runs is stopped below
+        logging.getLogger(__name__).info("nothing was drained", exc_info=True)
+    serve.shutdown()
+    ray.shutdown()

@@ -1,0 +1,1 @@
+"""Engines behind one HTTP interface: vLLM's own OpenAI application, and a simulated one for tests."""

@@ -1,0 +1,42 @@
+"""What a replica exports beside its engine's own metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psutil
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from serving.core import metric_names as names
+from serving.engines.base import EngineTally
+
+
+class ReplicaCollector(Collector):
+    """Engine counts and memory, read when scraped."""
+
+    def __init__(self, lane: str, replica_id: str, tally: EngineTally) -> None:
+        self._labels = [lane, replica_id]
+        self._tally = tally
+        self._process = psutil.Process()
+
+    def collect(self) -> Iterator[Metric]:
+        for metric, value in (
+            (names.ENGINE_RUNNING, self._tally.running),
+            (names.ENGINE_WAITING, self._tally.waiting),
+            (names.REPLICA_MEMORY, memory_bytes(self._process)),
+        ):
+            family = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
+            family.add_metric(self._labels, value)
+            yield family
+
+
+def memory_bytes(process: psutil.Process) -> int:
+    """Proportional set size of a process and its descendants: shared pages are counted once between them."""
+    total = 0
+    for member in [process, *process.children(recursive=True)]:
+        try:
+            total += member.memory_full_info().pss
+        except psutil.NoSuchProcess:
+            continue  # it ended between the listing and the look
+    return total

@@ -1,0 +1,123 @@
+"""One engine replica: an engine, its HTTP server, its warm-up, and its word to the scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import aiohttp
+import uvicorn
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from serving.config import LaneConfig
+from serving.core.errors import TandemError
+from serving.engines.base import Engine
+from serving.engines.metrics import ReplicaCollector
+from serving.http_server import serve_app
+from serving.scheduler.client import keep_connected
+from serving.scheduler.protocol import ReplicaHello, encode
+
+logger = logging.getLogger(__name__)
+WARM_UP_TIMEOUT_S = 120
+
+
+class Replica:
+    """Starts an engine, warms it, and offers it to the scheduler.
+
+    Args:
+        scheduler_address: finds the scheduler's host:port.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        lane: LaneConfig,
+        replica_id: str,
+        model_name: str,
+        scheduler_address: Callable[[], Awaitable[str]],
+    ) -> None:
+        self._engine = engine
+        self._lane = lane
+        self._replica_id = replica_id
+        self._model_name = model_name
+        self._scheduler_address = scheduler_address
+        self._tasks: list[asyncio.Task[None]] = []
+        self._server: uvicorn.Server | None = None
+
+    async def start(self, host: str) -> str:
+        """Return the base URL once the engine has answered a first request; only then may others come."""
+        app = await self._engine.start()
+        self._engine.registry.register(
+            ReplicaCollector(self._lane.name, self._replica_id, self._engine.tally)
+        )
+        self._server, serving, address = await serve_app(_with_engine_page(app, self._engine), host)
+        url = f"http://{address}"
+        await self._warm_up(url)
+        hello = self._hello(url)
+        self._tasks = [serving, asyncio.create_task(self._stay_announced(hello))]
+        return url
+
+    def check(self) -> None:
+        """Raise when the replica cannot serve and should be replaced."""
+        self._engine.check()
+        for task in self._tasks:
+            if task.done():
+                raise TandemError(f"a task of replica {self._replica_id} ended: {task}")
+
+    async def close(self) -> None:
+        """Leave the scheduler, end the streams, end the engine."""
+        if self._server is not None:
+            self._server.should_exit = True
+        for task in self._tasks[1:]:
+            task.cancel()
+        self._engine.close()
+
+    async def _warm_up(self, url: str) -> None:
+        # The first request pays for allocation and lazy set-up; no user should.
+        body = {"model": self._model_name, "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
+        timeout = aiohttp.ClientTimeout(total=WARM_UP_TIMEOUT_S)
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.post(f"{url}/v1/completions", json=body) as response,
+        ):
+            if response.status != 200:
+                raise TandemError(
+                    f"lane {self._lane.name}: warm-up answered {response.status}: {await response.text()}"
+                )
+
+    async def _stay_announced(self, hello: ReplicaHello) -> None:
+        async def talk(channel: aiohttp.ClientWebSocketResponse) -> None:
+            await channel.send_str(encode(hello).decode())
+            async for _ in channel:
+                pass
+
+        await keep_connected(self._scheduler_address, talk)
+
+    def _hello(self, url: str) -> ReplicaHello:
+        facts = self._engine.facts
+        return ReplicaHello(
+            replica_id=self._replica_id,
+            lane=self._lane.name,
+            strategy=self._lane.strategy,
+            url=url,
+            max_running=self._lane.max_running,
+            takes_unpinned=self._lane.takes_unpinned,
+            engine=facts.name,
+            engine_version=facts.version,
+            dtype=facts.dtype,
+            device=facts.device,
+        )
+
+
+def _with_engine_page(app: ASGIApp, engine: Engine) -> ASGIApp:
+    """The engine's application, and `GET /tandem/engine` with the engine's own counts and instants."""
+
+    async def wrapped(scope: Scope, receive: Receive, send: Send) -> Any:
+        if scope["type"] == "http" and scope["path"] == "/tandem/engine":
+            return await JSONResponse(engine.tally.as_json())(scope, receive, send)
+        return await app(scope, receive, send)
+
+    return wrapped

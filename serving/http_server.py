@@ -1,0 +1,41 @@
+"""An HTTP server inside a process that belongs to somebody else: a free port, no signal handlers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from serving.core.errors import TandemError
+
+
+class QuietServer(uvicorn.Server):
+    """uvicorn on a given socket, without signal handlers: the process belongs to Ray."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve_app(app: ASGIApp, host: str) -> tuple[uvicorn.Server, asyncio.Task[None], str]:
+    """Serve an application on a free port of `host` until the server is told to exit; also its host:port."""
+    listener = socket.create_server((host, 0), backlog=2048)
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        log_config=None,
+        access_log=False,
+        ws="websockets-sansio",
+        timeout_keep_alive=60,
+    )
+    server = QuietServer(config)
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started:
+        if task.done():
+            raise TandemError(f"the HTTP server on {host} did not start: {task.exception()}")
+        await asyncio.sleep(0.01)
+    return server, task, f"{host}:{listener.getsockname()[1]}"

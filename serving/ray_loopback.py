@@ -1,0 +1,32 @@
+"""Keeps Ray off other machines' reach. Import before Ray.
+
+Ray binds its services to all interfaces unless it is told that this machine is the whole cluster; and Ray Serve
+binds each replica's inter-deployment gRPC server, which unpickles what it receives, to all interfaces always.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+# Ray's own switch for desktops: every service on 127.0.0.1. A cluster of several nodes sets it to 1.
+LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+os.environ.setdefault(LOOPBACK_SWITCH, "0")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+
+def bind_replica_server_to_node() -> None:
+    """Bind this replica's inter-deployment server to the node's own address instead of all of them.
+
+    Call it in a replica's constructor: Serve opens the port after that. Private names of Ray 2.60; the integration
+    tests look at the listening sockets, so a Ray that renames them is noticed.
+    """
+    import ray
+    from ray.serve._private import replica
+
+    original = replica.add_port_to_grpc_server
+
+    def on_node_address(server: Any, address: str) -> Any:
+        return original(server, address.replace("[::]", ray.util.get_node_ip_address()))
+
+    replica.add_port_to_grpc_server = on_node_address
