@@ -1,0 +1,129 @@
+"""One row per request: what was asked, every instant, and how it ended. The raw data of each figure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from serving.core.latency import RequestTimeline
+from serving.core.request import Outcome
+
+
+class ClientReason(StrEnum):
+    """Why a request did not complete, where the server gave no `x-tandem-reason` of its own."""
+
+    CONNECT = "connect_failed"
+    CONNECT_TIMEOUT = "connect_timeout"
+    IDLE_TIMEOUT = "idle_timeout"
+    CUT_OFF = "cut_off"  # the stream ended before [DONE]
+    ERROR_EVENT = "error_event"  # the server reported an error inside the stream
+    BAD_STREAM = "bad_stream"  # not HTTP, or not server-sent events
+    NO_USAGE = "no_usage"  # ended well, but without the token counts that were asked for
+    NO_TEXT = "no_text"  # ended well, but without any text, so without a first token
+    STAGE_TIME_UP = "stage_time_up"  # cancelled by the load tool: the stage reached its time box
+    INTERRUPTED = "interrupted"  # cancelled by the load tool: the user stopped the run
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLabel:
+    """Where a request belongs: its stage, and its place in it.
+
+    Attributes:
+        number: number of its prompt in the workload's order.
+        is_warmup: sent before the lane's first stage, and left out of every figure.
+    """
+
+    request_id: str
+    lane: str
+    workload: str
+    concurrency: int
+    number: int
+    is_warmup: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """A finished request. Instants are seconds since the start of the run, on one monotonic clock.
+
+    Attributes:
+        scheduled_at_s: when the request was due; in a closed loop, when its user was free to send it.
+        sent_at_s: when its first byte was handed to an open connection.
+        first_byte_at_s: when the status line and headers were there.
+        chunk_at_s: arrival of each chunk with text.
+        finished_at_s: arrival of the closing [DONE]; for a request that did not complete, its end.
+        reason: None when completed; else the server's reason, a `ClientReason`, or `http_<status>`.
+        error: the error in words, None when completed.
+        output_tokens: the server's usage, never a count of chunks.
+        num_reconnects: stale keep-alive connections replaced before this request got through.
+    """
+
+    label: RequestLabel
+    outcome: Outcome
+    scheduled_at_s: float
+    finished_at_s: float
+    sent_at_s: float | None = None
+    first_byte_at_s: float | None = None
+    chunk_at_s: tuple[float, ...] = ()
+    status: int | None = None
+    reason: str | None = None
+    error: str | None = None
+    served_by_lane: str | None = None
+    served_by_replica: str | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    num_reconnects: int = 0
+    text: str = ""
+
+    @property
+    def timeline(self) -> RequestTimeline:
+        """The instants in the form that `serving.core.latency` reads."""
+        return RequestTimeline(
+            scheduled_at_s=self.scheduled_at_s,
+            sent_at_s=self.sent_at_s,
+            chunk_at_s=self.chunk_at_s,
+            finished_at_s=self.finished_at_s,
+            output_tokens=self.output_tokens,
+        )
+
+    @property
+    def is_completed(self) -> bool:
+        return self.outcome is Outcome.COMPLETED
+
+
+_ADAPTER = TypeAdapter(RequestRecord)
+
+
+def to_row(record: RequestRecord) -> str:
+    """One line of JSON. First and last token are repeated by name for readers of the file."""
+    row = _ADAPTER.dump_python(record, mode="json")
+    row["first_token_at_s"] = record.timeline.first_token_at_s
+    row["last_token_at_s"] = record.timeline.last_token_at_s
+    return json.dumps(row, ensure_ascii=False)
+
+
+def from_row(row: str) -> RequestRecord:
+    """The record of one line.
+
+    Raises:
+        ValueError: the line is not a record; the text says which field is wrong.
+    """
+    return _ADAPTER.validate_json(row)
+
+
+def read_records(path: Path) -> Iterator[RequestRecord]:
+    """Every record of a `requests.jsonl`, in the order they ended.
+
+    Raises:
+        ValueError: with file and line number, when a line is not a record.
+    """
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                yield from_row(line)
+            except ValidationError as error:
+                raise ValueError(f"{path}:{number}: not a request record: {error}") from None
