@@ -175,7 +175,7 @@ def load(path: Path) -> LabConfig:
         ConfigError: with the file, and for each fault the key, the value and the bound.
     """
     try:
-        data = yaml.load(path.read_text(), Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
+        data = yaml.load(path.read_text(), Loader=_StrictLoader)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     except OSError as error:

@@ -57,7 +57,7 @@ class LabStartError(TandemError):
 class SchedulerDeployment:
     """The scheduling service on a port of its own."""
 
-    async def __init__(self, config: LabConfig) -> None:
+    async def __init__(self, config: LabConfig) -> None:  # type: ignore[misc]
         _prepare_process()
         self._service = SchedulerService(config.scheduler, config.lanes)
         app = build_scheduler_app(self._service, own_address=lambda: self._address)
@@ -82,7 +82,7 @@ class SchedulerDeployment:
 class EngineDeployment:
     """One engine replica of a lane."""
 
-    async def __init__(self, config: LabConfig, lane: LaneConfig, scheduler: DeploymentHandle) -> None:
+    async def __init__(self, config: LabConfig, lane: LaneConfig, scheduler: DeploymentHandle) -> None:  # type: ignore[misc]
         _prepare_process()
         replica_id = f"{lane.name}-{serve.get_replica_context().replica_id.unique_id}"
         self._replica = Replica(
@@ -101,7 +101,7 @@ class EngineDeployment:
 class GatewayDeployment:
     """The OpenAI API; Serve's proxy sends it whole HTTP requests."""
 
-    async def __init__(
+    async def __init__(  # type: ignore[misc]
         self, config: LabConfig, scheduler: DeploymentHandle, *lanes: DeploymentHandle
     ) -> None:
         _prepare_process()
@@ -246,10 +246,11 @@ def stop(drain_timeout_s: float = 30) -> None:
     """Let running requests end within the limit, then take everything down. Does nothing when nothing runs."""
     if not ray.is_initialized():
         return
+    # A half-started lab has nothing to drain; whatever the reason, what runs is stopped below.
     try:
         scheduler = serve.get_deployment_handle("scheduler", APP_NAME)
         scheduler.drain.remote(drain_timeout_s).result(timeout_s=drain_timeout_s + 5)
-    except Exception:  # noqa: BLE001 - half-started labs have nothing to drain; what runs is stopped below
+    except Exception:
         logging.getLogger(__name__).info("nothing was drained", exc_info=True)
     serve.shutdown()
     ray.shutdown()

@@ -39,7 +39,7 @@ class EventSplitter:
             EventTooLargeError: an unfinished event is longer than the bound.
         """
         buffer = self._rest + data
-        events = []
+        events: list[bytes] = []
         while (end := _event_end(buffer, len(self._rest) if not events else 0)) > 0:
             events.append(buffer[:end])
             buffer = buffer[end:]

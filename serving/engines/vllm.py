@@ -129,8 +129,8 @@ class VllmEngine:
         if self._dtype == "auto":
             self._dtype = str(self._llm.model_config.dtype).removeprefix("torch.")
         tasks = await self._llm.get_supported_tasks()
-        app = build_app(args, tasks, self._llm.model_config)
-        await init_app_state(self._llm, app.state, args, tasks)
+        app: ASGIApp = build_app(args, tasks, self._llm.model_config)
+        await init_app_state(self._llm, app.state, args, tasks)  # type: ignore[attr-defined]
         return app
 
     def check(self) -> None:

@@ -51,6 +51,15 @@ def build_app(config: LabConfig, services: Services, ask_scheduler: AskScheduler
     async def completions(request: Request) -> Any:
         return await complete(request, is_chat=False)
 
+    @app.exception_handler(404)
+    async def not_found(request: Request, _: Exception) -> Response:
+        return _error(RefusedError(Reason.NOT_FOUND, f"no such path: {request.url.path}"), uuid.uuid4().hex)
+
+    @app.exception_handler(405)
+    async def wrong_method(request: Request, _: Exception) -> Response:
+        message = f"{request.method} is not allowed on {request.url.path}"
+        return _error(RefusedError(Reason.METHOD_NOT_ALLOWED, message), uuid.uuid4().hex)
+
     # Plain routes: the answer is an ASGI application, which FastAPI's own would try to serialise.
     app.add_route("/v1/chat/completions", chat_completions, methods=["POST"])
     app.add_route("/v1/completions", completions, methods=["POST"])

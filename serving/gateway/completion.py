@@ -69,7 +69,8 @@ class Completion:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, and stop the engine as soon as the client has gone."""
-        outcome, reason = Outcome.FAILED, Reason.INTERNAL
+        outcome: Outcome = Outcome.FAILED
+        reason: Reason | None = Reason.INTERNAL
         try:
             outcome, reason = await self._answer_or_error(receive, send)
         except (ClientGoneError, OSError):

@@ -87,12 +87,11 @@ def _lane(model: Any, config: LabConfig) -> str | None:
 def _max_output_tokens(body: dict[str, Any], prompt_tokens: int, is_chat: bool, config: LabConfig) -> int:
     """The most tokens the answer may hold, at least 1. A wrong type counts as not given: the engine refuses it."""
     room = max(1, config.model.max_model_len - prompt_tokens)
-    asked = body.get("max_completion_tokens") or body.get("max_tokens")
-    if not _is_count(asked):
-        asked = room if is_chat else DEFAULT_COMPLETION_TOKENS
-    choices = body.get("n") if _is_count(body.get("n")) else 1
-    return min(asked, room) * choices
+    default = room if is_chat else DEFAULT_COMPLETION_TOKENS
+    asked = _count(body.get("max_completion_tokens") or body.get("max_tokens")) or default
+    return min(asked, room) * (_count(body.get("n")) or 1)
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+def _count(value: Any) -> int | None:
+    """The value when it is a positive integer."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

@@ -75,7 +75,8 @@ class UpstreamClient:
 
 def _explain(error: Exception, url: str, phase: str, config: GatewayConfig) -> UpstreamError:
     if isinstance(error, TimeoutError):
-        limits = f"gateway.first_byte_timeout_s={config.first_byte_timeout_s:g}, idle_timeout_s={config.idle_timeout_s:g}"
+        limits = f"gateway.first_byte_timeout_s={config.first_byte_timeout_s:g}, "
+        limits += f"gateway.idle_timeout_s={config.idle_timeout_s:g}"
         return UpstreamError(Reason.UPSTREAM_TIMEOUT, f"the engine sent no {phase} in time ({limits})")
     return UpstreamError(
         Reason.UPSTREAM_BROKE, f"the engine replica broke before its {phase}: {error or type(error).__name__}"

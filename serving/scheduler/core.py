@@ -13,7 +13,7 @@ from serving.core.errors import LeaseError, Reason
 from serving.core.lane import ReplicaInfo
 from serving.core.request import SchedulingRequest
 from serving.scheduler.admission import DrainRate, Refusal, admit
-from serving.scheduler.ledger import Ledger, Lease
+from serving.scheduler.ledger import Lease, Ledger
 from serving.scheduler.policy import ReplicaLoad, least_outstanding, may_serve
 from serving.scheduler.queue import Line, Waiting, WaitingQueue
 

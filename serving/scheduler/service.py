@@ -216,7 +216,7 @@ class SchedulerService:
         self._core.is_draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while self._core.num_leases or self._core.num_waiting:
+                while self._core.num_leases or self._core.num_waiting:  # noqa: ASYNC110 - once in a lab's life
                     await asyncio.sleep(0.05)
         return not self._core.num_leases
 
