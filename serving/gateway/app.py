@@ -1,4 +1,7 @@
-"""The gateway's HTTP application: routes and nothing else."""
+"""The gateway's HTTP application: routes and nothing else.
+
+`x-request-id` is put on every response by Ray Serve's proxy: the client's own, or one that the proxy made.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ def build_app(config: LabConfig, services: Services, ask_scheduler: AskScheduler
             routed = route(raw, request_id=request_id, is_chat=is_chat, config=config)
         except RefusedError as refusal:
             services.metrics.refused(refusal.reason)
-            return _error(refusal, request_id)
+            return _error(refusal)
         return Completion(
             services, routed, path=request.url.path, client_request_id=client_id, arrived_at_s=arrived_at_s
         )
@@ -53,12 +56,12 @@ def build_app(config: LabConfig, services: Services, ask_scheduler: AskScheduler
 
     @app.exception_handler(404)
     async def not_found(request: Request, _: Exception) -> Response:
-        return _error(RefusedError(Reason.NOT_FOUND, f"no such path: {request.url.path}"), uuid.uuid4().hex)
+        return _error(RefusedError(Reason.NOT_FOUND, f"no such path: {request.url.path}"))
 
     @app.exception_handler(405)
     async def wrong_method(request: Request, _: Exception) -> Response:
         message = f"{request.method} is not allowed on {request.url.path}"
-        return _error(RefusedError(Reason.METHOD_NOT_ALLOWED, message), uuid.uuid4().hex)
+        return _error(RefusedError(Reason.METHOD_NOT_ALLOWED, message))
 
     # Plain routes: the answer is an ASGI application, which FastAPI's own would try to serialise.
     app.add_route("/v1/chat/completions", chat_completions, methods=["POST"])
@@ -113,9 +116,9 @@ async def _body(request: Request, max_body_bytes: int) -> bytes:
     return bytes(body)
 
 
-def _error(refusal: RefusedError, request_id: str) -> Response:
+def _error(refusal: RefusedError) -> Response:
     return JSONResponse(
         error_object(refusal.reason, str(refusal)),
         status_code=ERROR_SHAPES[refusal.reason].status,
-        headers=error_headers(refusal.reason, request_id, refusal.retry_after_s),
+        headers=error_headers(refusal.reason, refusal.retry_after_s),
     )

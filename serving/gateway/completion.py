@@ -45,7 +45,7 @@ class Completion:
 
     Args:
         path: `/v1/chat/completions` or `/v1/completions`.
-        client_request_id: the id the client sees; the scheduling id is unique, this one may not be.
+        client_request_id: the id the client sees, for logs; the scheduling id is unique, this one may not be.
         arrived_at_s: monotonic instant of arrival.
     """
 
@@ -136,7 +136,7 @@ class Completion:
         if self._status is not None:
             return
         self._status = status
-        headers = {"content-type": content_type, "x-request-id": self._client_request_id}
+        headers = {"content-type": content_type}
         if self._granted is not None:
             headers |= {"x-tandem-lane": self._granted.lane, "x-tandem-replica": self._granted.replica_id}
         headers |= extra or {}
@@ -147,7 +147,7 @@ class Completion:
         self, send: Send, reason: Reason, message: str, retry_after_s: float | None = None
     ) -> None:
         if self._status is None:
-            headers = error_headers(reason, self._client_request_id, retry_after_s)
+            headers = error_headers(reason, retry_after_s)
             await self._begin(send, ERROR_SHAPES[reason].status, "application/json", headers)
             body = json.dumps(error_object(reason, message)).encode()
         else:

@@ -15,9 +15,9 @@ def error_object(reason: Reason, message: str) -> dict[str, Any]:
     }
 
 
-def error_headers(reason: Reason, request_id: str, retry_after_s: float | None = None) -> dict[str, str]:
+def error_headers(reason: Reason, retry_after_s: float | None = None) -> dict[str, str]:
     """Headers of an error response."""
-    headers = {"x-tandem-reason": str(reason), "x-request-id": request_id}
+    headers = {"x-tandem-reason": str(reason)}
     if retry_after_s is not None:
         headers["retry-after"] = f"{retry_after_s:.0f}"
     return headers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -16,24 +16,26 @@ from serving.telemetry import registry as make
 class SchedulerMetrics:
     """The scheduler's metrics, in a registry of their own."""
 
-    def __init__(self, core: SchedulerCore) -> None:
+    def __init__(self, core: SchedulerCore, lanes: Sequence[str]) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(_CoreCollector(core))
+        self.registry.register(_CoreCollector(core, lanes))
         self.queue_wait = make.histogram(names.QUEUE_WAIT, self.registry)
         self.lease_errors = make.counter(names.LEASE_ERRORS, self.registry)
 
 
 class _CoreCollector(Collector):
-    def __init__(self, core: SchedulerCore) -> None:
+    def __init__(self, core: SchedulerCore, lanes: Sequence[str]) -> None:
         self._core = core
+        self._lanes = lanes
 
     def collect(self) -> Iterator[Metric]:
         refusals = CounterMetricFamily(names.REFUSALS.name, names.REFUSALS.help, labels=names.REFUSALS.labels)
         for reason, count in self._core.refusals.items():
             refusals.add_metric([reason], count)
         waiting = _gauge(names.WAITING)
-        for lane, count in self._core.waiting_by_lane().items():
-            waiting.add_metric([lane or "any"], count)
+        counts = self._core.waiting_by_lane()
+        for lane in (*self._lanes, None):
+            waiting.add_metric([lane or "any"], counts.get(lane, 0))
         running, tokens, ready = (
             _gauge(metric) for metric in (names.RUNNING, names.OUTSTANDING_TOKENS, names.REPLICA_READY)
         )

@@ -70,7 +70,7 @@ class SchedulerService:
         self._gateways: set[_Gateway] = set()
         self._owner_of: dict[str, _Gateway] = {}
         self._replicas: dict[str, ReplicaHello] = {}
-        self.metrics = SchedulerMetrics(self._core)
+        self.metrics = SchedulerMetrics(self._core, [lane.name for lane in lanes])
 
     # Connections
 

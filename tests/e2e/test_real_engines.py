@@ -129,7 +129,8 @@ def test_a_client_that_goes_away_stops_the_engine(lab: RunningLab, lane: str, is
     with httpx.Client(timeout=3.0) as client:
         if is_stream:
             with client.stream("POST", f"{lab.url}/v1/completions", json=body) as answer:
-                next(answer.iter_bytes())
+                chunks = answer.iter_bytes()  # httpx closes the response when this iterator is dropped
+                next(chunks)
                 wait_until(lambda: vllm_counter(lab, lane, names.VLLM_RUNNING) == 1, "the engine runs it")
         else:
             with pytest.raises(httpx.ReadTimeout):

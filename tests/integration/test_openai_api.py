@@ -119,7 +119,8 @@ def test_a_client_that_goes_away_stops_its_generation_on_the_engine(lab: Running
     with httpx.Client(timeout=1.0) as client:
         if is_stream:
             with client.stream("POST", f"{lab.url}/v1/completions", json=body) as answer:
-                next(answer.iter_bytes())
+                chunks = answer.iter_bytes()  # httpx closes the response when this iterator is dropped
+                next(chunks)
                 assert lab.engine("sequential")["running"] == 1
         else:
             with pytest.raises(httpx.ReadTimeout):
@@ -133,7 +134,8 @@ def test_a_client_that_goes_away_while_waiting_leaves_the_queue(lab: RunningLab)
         httpx.Client(timeout=30) as client,
         client.stream("POST", f"{lab.url}/v1/completions", json=body) as running,
     ):
-        next(running.iter_bytes())
+        chunks = running.iter_bytes()
+        next(chunks)
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{lab.url}/v1/completions", json=body, timeout=0.5)
         wait_until(lambda: lab.get("/scheduler")["waiting"] == 0, "the waiting request leaves")
