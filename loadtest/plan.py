@@ -167,3 +167,18 @@ def estimate_s(strategy: Strategy, concurrency: int, requests: int, output_token
     running = 1 if strategy is Strategy.SEQUENTIAL else concurrency
     step_s = ASSUMED_STEP_S + ASSUMED_STEP_PER_REQUEST_S * (running - 1)
     return math.ceil(requests / running) * (ASSUMED_PREFILL_S * running + output_tokens * step_s)
+
+
+def time_left_s(stages: Sequence[StagePlan], current: int, share: float, elapsed_s: float) -> float:
+    """How long the rest of a run should take, in seconds, from the pace of what ran so far.
+
+    Args:
+        current: index of the running stage.
+        share: how much of it is done, 0 to 1.
+        elapsed_s: since the start of the run.
+    """
+    done_s = sum(stage.estimated_s for stage in stages[:current]) + share * stages[current].estimated_s
+    total_s = sum(stage.estimated_s for stage in stages)
+    # Too little has run to know the pace: the plan's own estimate is the better guess.
+    pace = elapsed_s / done_s if done_s > 0.05 * total_s else 1.0
+    return pace * (total_s - done_s)

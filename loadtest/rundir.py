@@ -107,7 +107,9 @@ def read_run(directory: Path) -> RunFile:
     try:
         return _ADAPTER.validate_json(path.read_bytes())
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}; is this the directory of a run?") from None
+        raise ValueError(
+            f"{path}: cannot be read: {error.strerror}; is this the directory of a run?"
+        ) from None
     except ValidationError as error:
         raise ValueError(f"{path}: not the description of a run: {error}") from None
 

@@ -1,0 +1,108 @@
+"""How figures look: themes, and series told apart by shape and dash before colour."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+
+PANEL_WIDTH_PX = 330
+PANEL_HEIGHT_PX = 240
+BAR_WIDTH_PX = 560
+BAR_STEP_PX = 34
+
+# Told apart on white and on near-black, and by people who see no red or green.
+COLOURS = ("#2a86c8", "#d9601a", "#0d9970", "#b0589a", "#8a7a1f", "#5a6b7b")
+SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
+DASHES = ((1, 0), (7, 3), (2, 2), (9, 3, 2, 3), (4, 4), (12, 4))
+
+Row = dict[str, Any]
+Chart = Any  # mypy skips altair: charts are untyped here
+
+
+def theme(text: str, muted: str, grid: str, background: str | None) -> dict[str, Any]:
+    """A Vega-Lite config; None as background lets the page show through."""
+    plain = {"titleFontWeight": "normal", "labelFontSize": 12, "titleFontSize": 12}
+    lines = {"gridColor": grid, "domainColor": muted, "tickColor": muted}
+    return {
+        "background": background,
+        "font": "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif",
+        "view": {"stroke": grid},
+        "axis": {"labelColor": muted, "titleColor": text, "titlePadding": 8, **lines, **plain},
+        "legend": {"labelColor": text, "titleColor": muted, "orient": "top", "symbolSize": 90, **plain},
+        "header": {"labelColor": text, "labelFontSize": 13, "labelFontWeight": "bold", "title": None},
+        "text": {"color": text, "fontSize": 12},
+        "rule": {"color": muted},
+    }
+
+
+THEMES = {
+    "light": theme("#1c2127", "#56606b", "#e3e7eb", None),
+    "dark": theme("#e8ebee", "#a5afb9", "#363d45", None),
+    "paper": theme("#1c2127", "#56606b", "#e3e7eb", "white"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """The lines of a figure: the field that tells them apart, and their names in order."""
+
+    field: str
+    names: tuple[str, ...]
+
+    def lines(self, base: Chart, **encodings: Any) -> Chart:
+        """A line for each name."""
+        dash = alt.StrokeDash(f"{self.field}:N", title=self.field, scale=self._scale(DASHES))
+        return base.mark_line(strokeWidth=2).encode(color=self._colour(), strokeDash=dash, **encodings)
+
+    def points(self, base: Chart) -> Chart:
+        """A mark for each value."""
+        shape = alt.Shape(f"{self.field}:N", title=self.field, scale=self._scale(SHAPES))
+        return base.mark_point(filled=True, size=75, opacity=1).encode(color=self._colour(), shape=shape)
+
+    def _colour(self) -> Any:
+        return alt.Color(f"{self.field}:N", title=self.field, scale=self._scale(COLOURS))
+
+    def _scale(self, values: Sequence[Any]) -> Any:
+        return alt.Scale(
+            domain=list(self.names), range=[values[index % len(values)] for index in range(len(self.names))]
+        )
+
+
+def table(rows: Sequence[Row]) -> Chart:
+    """A chart over rows that travel inside it."""
+    return alt.Chart(alt.Data(values=list(rows)))
+
+
+def panels(layers: Sequence[Chart], rows: Sequence[Row], field: str) -> Chart:
+    """The layers once for each value of `field`, in the order of the rows, side by side."""
+    order = list(dict.fromkeys(row[field] for row in rows))
+    layered = alt.layer(*layers, data=alt.Data(values=list(rows)))
+    layered = layered.properties(width=PANEL_WIDTH_PX, height=PANEL_HEIGHT_PX)
+    return layered.facet(facet=alt.Facet(f"{field}:N", title=None, sort=order), columns=2)
+
+
+def concurrency_axis(levels: Sequence[int]) -> Any:
+    """Concurrency on a log scale, with a tick at each level measured."""
+    known = sorted(set(levels))
+    axis = alt.Axis(values=known, format="d", grid=False)
+    scale = alt.Scale(type="log", base=2, nice=False, padding=18)
+    return alt.X("concurrency:Q", title="concurrency (users, log scale)", axis=axis, scale=scale)
+
+
+def log_axis(field: str, title: str) -> Any:
+    """A value over orders of magnitude."""
+    # Not ".1s": a tick of 0.15 s would be printed as 0.1.
+    axis = alt.Axis(format="~g", tickCount=5, labelOverlap="greedy")
+    return alt.X(f"{field}:Q", title=title, scale=alt.Scale(type="log", nice=False, padding=24), axis=axis)
+
+
+def from_zero(field: str, title: str | None) -> Any:
+    return alt.Y(f"{field}:Q", title=title, scale=alt.Scale(zero=True))
+
+
+def tip(field: str, title: str, format_: str = "") -> Any:
+    """One line of what is shown under the pointer."""
+    return alt.Tooltip(field, title=title, format=format_) if format_ else alt.Tooltip(field, title=title)

@@ -1,0 +1,130 @@
+"""Writes a run's report: `python -m loadtest.report runs/<id>`.
+
+Everything is made again from requests.jsonl and run.json, so a report can be rebuilt after a change.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import jinja2
+import yaml
+from markupsafe import Markup
+
+from loadtest.analysis import Summary, summarize_dir, summary_json
+from loadtest.chart_style import THEMES
+from loadtest.figures import DrawnFigure, draw_all, javascript, save_png
+from loadtest.findings import findings, warnings
+from loadtest.rundir import BENCH_FILE, FIGURES_DIR, REPORT_FILE, SUMMARY_FILE
+from loadtest.table import COLUMNS, print_table, rows
+
+TEMPLATE = Path(__file__).parent / "report.html.j2"
+
+
+def build(directory: Path) -> Summary:
+    """Write summary.json, bench.json, the figures and report.html of a run.
+
+    Raises:
+        ValueError: a file of the run is missing or damaged; the text names it.
+    """
+    summary = summarize_dir(directory)
+    for name in (SUMMARY_FILE, BENCH_FILE):
+        (directory / name).write_text(summary_json(summary), encoding="utf-8")
+    figures = draw_all(summary)
+    (directory / FIGURES_DIR).mkdir(exist_ok=True)
+    for drawn in figures:
+        save_png(drawn, directory / FIGURES_DIR)
+    (directory / REPORT_FILE).write_text(render(summary, figures), encoding="utf-8")
+    return summary
+
+
+def render(summary: Summary, figures: tuple[DrawnFigure, ...]) -> str:
+    """The page, with its figures and all they need inside it."""
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    return template.render(
+        run=summary.run,
+        lanes=summary.lanes,
+        findings=findings(summary),
+        warnings=warnings(summary),
+        columns=COLUMNS,
+        rows=_rows(summary),
+        notes=[f"{s.lane}/{s.workload}/{s.concurrency}: {note}" for s in summary.stages for note in s.notes],
+        figures=figures,
+        failures=summary.failures,
+        num_requests=summary.requests,
+        facts=_facts(summary),
+        config=yaml.safe_dump(summary.run.config, sort_keys=False),
+        javascript=_script(javascript()),
+        specs=_script(json.dumps({drawn.figure.name: drawn.spec for drawn in figures if drawn.spec})),
+        themes=_script(json.dumps(THEMES)),
+    )
+
+
+def _script(text: str) -> Markup:
+    """Text for a script element, which only a closing tag or a comment could leave."""
+    return Markup(text.replace("</", r"<\/").replace("<!--", r"<\!--"))  # noqa: S704 - our own, not a user's
+
+
+def _rows(summary: Summary) -> list[dict[str, Any]]:
+    found = []
+    previous = None
+    for stage, cells in zip(summary.stages, rows(summary), strict=True):
+        group = (stage.lane, stage.workload)
+        found.append(
+            {
+                "cells": list(zip(COLUMNS, cells, strict=True)),
+                "is_bad": bool(stage.failures) or stage.cut,
+                "is_start": previous is not None and group != previous,
+            }
+        )
+        previous = group
+    return found
+
+
+def _facts(summary: Summary) -> list[tuple[str, str]]:
+    """What the run depended on, by name."""
+    run, machine = summary.run, summary.run.machine
+    engines = "; ".join(f"{lane.lane}: {lane.engine}, {lane.replicas} replica(s)" for lane in summary.lanes)
+    return [
+        ("Processor", f"{machine['cpu_model']}, {machine['usable_cores']} usable cores"),
+        ("Instruction sets", ", ".join(machine["instruction_sets"]) or "none of those looked for"),
+        ("Memory", f"{machine['memory_bytes'] / 2**30:.1f} GiB"),
+        ("GPUs", ", ".join(gpu["name"] for gpu in machine["gpus"]) or "none"),
+        ("Operating system", f"{machine['os']}, kernel {machine['kernel']}"),
+        ("Versions", ", ".join(f"{name} {version}" for name, version in run.versions.items())),
+        ("Model", f"{run.model['name']}, {run.model['dtype']} on {run.model['device']}"),
+        ("Engines", engines),
+        ("Seed", str(run.seed)),
+        ("Answers", f"{run.output_tokens} tokens each, greedy"),
+        ("Address", run.base_url),
+        ("Status", run.status),
+    ]
+
+
+@click.command(help="Build the report of a run again from its requests.jsonl and run.json.")
+@click.argument("directory", type=click.Path(path_type=Path), metavar="RUN_DIR")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON instead of the table.")
+def main(directory: Path, as_json: bool) -> None:
+    try:
+        summary = build(directory)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    show(summary, directory, as_json)
+
+
+def show(summary: Summary, directory: Path, as_json: bool) -> None:
+    """Print the table and then the report's path; or the summary, and the path on stderr."""
+    if as_json:
+        sys.stdout.write(summary_json(summary))
+    else:
+        print_table(summary)
+    click.echo(f"report: {directory / REPORT_FILE}", err=as_json)
+
+
+if __name__ == "__main__":
+    main()
