@@ -30,6 +30,7 @@ from loadtest.crossover import Crossover
 
 VEGA_LITE_VERSION = ".".join(alt.SCHEMA_VERSION.split(".")[:2])
 PNG_SCALE = 2
+EXPORTS = "window.vegaEmbed = vegaEmbed;"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ def save_png(drawn: DrawnFigure, directory: Path) -> Path | None:
 
 def javascript() -> str:
     """Vega, Vega-Lite and Vega-Embed in one script that needs no network."""
-    return str(vl_convert.javascript_bundle(vl_version=VEGA_LITE_VERSION))
+    return str(vl_convert.javascript_bundle(EXPORTS, vl_version=VEGA_LITE_VERSION))
 
 
 def _completed(summary: Summary) -> list[StageSummary]:
@@ -248,7 +249,7 @@ def _memory(summary: Summary) -> Chart | None:
 
 def _failures(summary: Summary) -> Chart | None:
     """Completed and failed requests by lane. Drawn also without a failure, which is a result too."""
-    rows = []
+    rows: list[Row] = []
     for lane in summary.lanes:
         stages = [stage for stage in summary.stages if stage.lane == lane.lane]
         failed, total = sum(stage.failures for stage in stages), sum(stage.requests for stage in stages)

@@ -69,8 +69,10 @@ def describe_lab(base_url: str) -> dict[str, Any]:
     """
     url = base_url.rstrip("/") + "/lab"
     description = _json(url)
-    if not isinstance(description, dict) or not {"config", "model", "replicas"} <= description.keys():
+    if not isinstance(description, dict) or not {"config", "replicas"} <= description.keys():
         raise LabError(f"{url}: this is not the description of a lab")
+    # What the lab resolved, where it says so; else what its config asks for.
+    description.setdefault("model", description["config"]["model"])
     return description
 
 
