@@ -24,6 +24,7 @@ class Refusal:
 def admit(
     *,
     is_draining: bool,
+    is_settling: bool,
     num_eligible: int,
     has_room: bool,
     num_waiting: int,
@@ -33,13 +34,14 @@ def admit(
     """None to admit (run now or wait), else why not.
 
     Args:
+        is_settling: the scheduler started a moment ago, so a missing replica may be on its way back.
         num_eligible: ready replicas that may serve the request.
-        has_room: one of them has room and nobody waits before the request for it.
+        has_room: one of them has room, and nobody who waits could take it.
         drain_rate_rps: requests that ended per second, lately; None when unknown.
     """
     if is_draining:
         return Refusal(Reason.DRAINING, "the lab is shutting down and takes no new requests")
-    if num_eligible == 0:
+    if num_eligible == 0 and not is_settling:
         return Refusal(Reason.NO_REPLICA_READY, "no ready replica can serve this request", MIN_RETRY_AFTER_S)
     if not has_room and num_waiting >= max_waiting_requests:
         return Refusal(

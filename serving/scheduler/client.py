@@ -49,7 +49,8 @@ async def keep_connected(
     """Hold a control channel open for ever: connect, talk until it breaks, connect again.
 
     Args:
-        address: host:port of the scheduler, asked before each attempt, for it may have moved.
+        address: host:port of the scheduler, asked before each attempt, for it may have moved;
+            raises an OSError while it is not to be found.
     """
     async with aiohttp.ClientSession() as session:
         while True:
@@ -75,7 +76,7 @@ class SchedulerClient:
         self._gateway_id = gateway_id
         self._metrics_address = metrics_address
         self._address = address
-        self._outbox: asyncio.Queue[ToScheduler] = asyncio.Queue()
+        self._outbox: asyncio.Queue[str] = asyncio.Queue()
         self._pending: dict[str, _Pending] = {}
         self._held: dict[str, HeldLease] = {}
         self._connected = asyncio.Event()
@@ -104,8 +105,8 @@ class SchedulerClient:
         """
         request_id = request.request_id
         pending = self._pending[request_id] = _Pending(request)
-        self._tell(_submit(request))
         try:
+            self._tell(_submit(request))
             granted = await pending.answer
         except asyncio.CancelledError:
             # The grant may have come in this very tick: withdrawing gives that back too.
@@ -123,19 +124,22 @@ class SchedulerClient:
     def _tell(self, message: ToScheduler) -> None:
         # Without a connection nothing needs saying: the next hello reports what is held and submits what waits.
         if self._connected.is_set():
-            self._outbox.put_nowait(message)
+            self._outbox.put_nowait(encode(message).decode())
 
     async def _talk(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        # No await before all of this is queued: a lease that ended in between would stay booked for ever.
         self._outbox = asyncio.Queue()
-        hello = GatewayHello(self._gateway_id, self._metrics_address, list(self._held.values()))
-        await socket.send_str(encode(hello).decode())
         self._connected.set()
+        self._tell(GatewayHello(self._gateway_id, self._metrics_address, list(self._held.values())))
         for pending in self._pending.values():
             if not pending.answer.done():
                 self._tell(_submit(pending.request))
         writer = asyncio.create_task(self._write(socket))
         try:
             async for frame in socket:
+                if frame.type is aiohttp.WSMsgType.ERROR:
+                    # A heartbeat that stayed unanswered comes as a frame, not as an exception.
+                    raise ConnectionError(f"the scheduler fell silent: {frame.data!r}")
                 self._handle(decode_from_scheduler(frame.data))
         finally:
             self._connected.clear()
@@ -143,8 +147,9 @@ class SchedulerClient:
 
     async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         outbox = self._outbox
-        while True:
-            await socket.send_str(encode(await outbox.get()).decode())
+        with contextlib.suppress(aiohttp.ClientConnectionResetError):  # the reader sees the end too
+            while True:
+                await socket.send_str(await outbox.get())
 
     def _handle(self, message: Granted | Refused) -> None:
         pending = self._pending.get(message.request_id)

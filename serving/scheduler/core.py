@@ -1,10 +1,11 @@
 """The scheduler's decisions as a state machine: events in, decisions out. No asyncio, no clock, no I/O.
 
-Every request that is submitted ends in exactly one of: granted (then released), refused, withdrawn.
+Every request that is submitted ends in exactly one of: granted (then released), refused, expired, withdrawn.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from dataclasses import dataclass
@@ -34,9 +35,19 @@ class SchedulerCore:
         max_waiting_requests: bound of the waiting queue, >= 0.
         max_queue_wait_s: a request that waited this long is refused.
         seed: of the choice between equally loaded replicas.
+        settled_at_s: until then gateways and replicas of an earlier scheduler may be on their way back:
+            requests wait and nothing is placed, so no placement overlooks a lease that is still held.
     """
 
-    def __init__(self, *, max_waiting_requests: int, max_queue_wait_s: float, seed: int) -> None:
+    def __init__(
+        self,
+        *,
+        max_waiting_requests: int,
+        max_queue_wait_s: float,
+        seed: int,
+        settled_at_s: float = -math.inf,
+    ) -> None:
+        self._settled_at_s = settled_at_s
         self._max_waiting_requests = max_waiting_requests
         self._max_queue_wait_s = max_queue_wait_s
         self._rng = random.Random(seed)
@@ -70,8 +81,9 @@ class SchedulerCore:
         eligible = self._eligible(Line.of(request))
         refusal = admit(
             is_draining=self.is_draining,
+            is_settling=now_s < self._settled_at_s,
             num_eligible=len(eligible),
-            has_room=any(load.has_room for load in eligible),
+            has_room=any(load.has_room for load in eligible) and self._queue.head(self._has_room) is None,
             num_waiting=len(self._queue),
             max_waiting_requests=self._max_waiting_requests,
             drain_rate_rps=self._drain_rate.rps(now_s),
@@ -84,7 +96,9 @@ class SchedulerCore:
 
     def dispatch(self, now_s: float) -> list[Grant]:
         """Place waiting requests, longest-waiting first, until none fits. Load is booked here, at once."""
-        grants = []
+        grants: list[Grant] = []
+        if now_s < self._settled_at_s:
+            return grants
         while waiting := self._queue.head(self._has_room):
             request = waiting.request
             self._queue.leave(request.request_id)
@@ -115,6 +129,7 @@ class SchedulerCore:
 
     def adopt(self, lease: Lease) -> None:
         """Book a lease that a gateway holds from before this scheduler started."""
+        self._queue.leave(lease.request_id)  # its holder says that it runs
         if lease.request_id not in self._ledger:
             self._ledger.acquire(lease)
 

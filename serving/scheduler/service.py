@@ -39,7 +39,8 @@ from serving.scheduler.protocol import (
 from serving.telemetry.registry import CONTENT_TYPE, exposition
 
 logger = logging.getLogger(__name__)
-EXPIRY_TICK_S = 0.25
+TICK_S = 0.25
+SETTLE_S = 3.0  # gateways and replicas notice a lost scheduler at once and retry several times a second
 
 
 @dataclass(eq=False)
@@ -59,6 +60,7 @@ class SchedulerService:
         config: SchedulerConfig,
         lanes: Sequence[LaneConfig],
         clock: Callable[[], float] = time.monotonic,
+        settle_s: float = SETTLE_S,
     ) -> None:
         self._clock = clock
         self._lanes = lanes
@@ -66,6 +68,7 @@ class SchedulerService:
             max_waiting_requests=config.max_waiting_requests,
             max_queue_wait_s=config.max_queue_wait_s,
             seed=config.seed,
+            settled_at_s=clock() + settle_s,
         )
         self._gateways: set[_Gateway] = set()
         self._owner_of: dict[str, _Gateway] = {}
@@ -96,6 +99,7 @@ class SchedulerService:
         for held in hello.leases:
             self._core.adopt(Lease(held.request_id, held.replica_id, held.reserved_tokens))
             self._own(gateway, held.request_id)
+        self._dispatch()  # into the room of what it held before and holds no more
         logger.info("gateway %s connected with %d leases", hello.gateway_id, len(hello.leases))
         writer = asyncio.create_task(self._write(socket, gateway.outbox))
         try:
@@ -128,9 +132,11 @@ class SchedulerService:
             while True:
                 await socket.receive_text()
         finally:
-            logger.warning("replica %s of lane %s is gone", hello.replica_id, hello.lane)
-            del self._replicas[hello.replica_id]
-            self._core.replica_gone(hello.replica_id)
+            # A replica that reconnected is announced by its new connection; the end of the old one says nothing.
+            if self._replicas.get(hello.replica_id) is hello:
+                logger.warning("replica %s of lane %s is gone", hello.replica_id, hello.lane)
+                del self._replicas[hello.replica_id]
+                self._core.replica_gone(hello.replica_id)
 
     def _forget(self, gateway: _Gateway) -> None:
         """Give back all that a gateway held: without it, its streams are gone too."""
@@ -201,15 +207,16 @@ class SchedulerService:
 
     # Time, drain, state
 
-    async def expire_forever(self) -> None:
-        """Refuse requests that waited too long, as time passes."""
+    async def tick_forever(self) -> None:
+        """What only the passing of time brings: requests that waited too long, the end of settling."""
         while True:
-            await asyncio.sleep(EXPIRY_TICK_S)
+            await asyncio.sleep(TICK_S)
             for waiting, refusal in self._core.expire(self._clock()):
                 request_id = waiting.request.request_id
                 gateway = self._owner_of[request_id]
                 self._disown(request_id)
                 self._refuse(gateway, request_id, refusal)
+            self._dispatch()
 
     async def drain(self, timeout_s: float) -> bool:
         """Take no new requests and wait until the running ones end; False when some were left."""
@@ -299,9 +306,9 @@ def build_app(service: SchedulerService, own_address: Callable[[], str]) -> Fast
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        expiry = asyncio.create_task(service.expire_forever())
+        ticking = asyncio.create_task(service.tick_forever())
         yield
-        expiry.cancel()
+        ticking.cancel()
 
     app = FastAPI(title="Tandem scheduler", lifespan=lifespan)
 
