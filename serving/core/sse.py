@@ -87,22 +87,25 @@ _NOTHING = StreamEvent()
 
 
 def parse_event(event: bytes) -> StreamEvent:
-    """Read one whole event. Comments, keep-alives and data that is not a JSON object say nothing."""
+    """Read one whole event. Comments and keep-alives say nothing."""
     lines = event.replace(b"\r\n", b"\n").split(b"\n")
     data = b"\n".join(line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:"))
     if not data:
         return _NOTHING
     if data.strip() == b"[DONE]":
         return StreamEvent(is_done=True)
+    return parse_answer(data)
+
+
+def parse_answer(data: bytes) -> StreamEvent:
+    """Read a whole answer, or the data of one event; what is no completion object reports an error."""
     try:
-        payload = json.loads(data)
-    except ValueError:
-        return StreamEvent(error=f"event is not JSON: {data[:80]!r}")
-    return parse_payload(payload) if isinstance(payload, dict) else _NOTHING
+        return _parse_payload(json.loads(data))
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return StreamEvent(error=f"not a completion object: {data[:80]!r}")
 
 
-def parse_payload(payload: dict[str, Any]) -> StreamEvent:
-    """What a completion object says: a chunk of a stream, or a whole answer."""
+def _parse_payload(payload: dict[str, Any]) -> StreamEvent:
     if error := payload.get("error"):
         return StreamEvent(error=str(error.get("message", error)) if isinstance(error, dict) else str(error))
     choices = payload.get("choices") or []

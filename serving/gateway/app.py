@@ -13,10 +13,12 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from starlette.requests import ClientDisconnect
 
 from serving import __version__
 from serving.config import LabConfig
 from serving.core.errors import ERROR_SHAPES, Reason, RefusedError
+from serving.core.request import Outcome
 from serving.gateway.completion import Completion, Services
 from serving.gateway.errors import error_headers, error_object
 from serving.gateway.openai_request import model_names, route
@@ -44,6 +46,11 @@ def build_app(config: LabConfig, services: Services, ask_scheduler: AskScheduler
         except RefusedError as refusal:
             services.metrics.refused(refusal.reason)
             return _error(refusal)
+        except ClientDisconnect:
+            services.metrics.ended("", Outcome.CANCELLED, Reason.CLIENT_CLOSED)
+            return Response(
+                status_code=ERROR_SHAPES[Reason.CLIENT_CLOSED].status
+            )  # nobody is there to read it
         return Completion(
             services, routed, path=request.url.path, client_request_id=client_id, arrived_at_s=arrived_at_s
         )
@@ -62,6 +69,11 @@ def build_app(config: LabConfig, services: Services, ask_scheduler: AskScheduler
     async def wrong_method(request: Request, _: Exception) -> Response:
         message = f"{request.method} is not allowed on {request.url.path}"
         return _error(RefusedError(Reason.METHOD_NOT_ALLOWED, message))
+
+    @app.exception_handler(Exception)
+    async def fault(_: Request, error: Exception) -> Response:
+        # Starlette raises the error again after this answer, so the server logs where it came from.
+        return _error(RefusedError(Reason.INTERNAL, f"the gateway failed: {type(error).__name__}"))
 
     # Plain routes: the answer is an ASGI application, which FastAPI's own would try to serialise.
     app.add_route("/v1/chat/completions", chat_completions, methods=["POST"])

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from serving.core.errors import ERROR_SHAPES, Reason, RefusedError, UpstreamError
 from serving.core.latency import RequestTimeline, inter_chunk_latencies_s
 from serving.core.request import Outcome
-from serving.core.sse import EventTooLargeError, parse_payload
+from serving.core.sse import EventTooLargeError, parse_answer
 from serving.gateway.errors import error_event, error_headers, error_object
 from serving.gateway.metrics import GatewayMetrics
 from serving.gateway.openai_request import RoutedRequest
@@ -125,7 +125,11 @@ class Completion:
     async def _pass_whole(self, send: Send, upstream: Upstream) -> None:
         body = b"".join([chunk async for chunk in upstream.chunks])
         if upstream.status == 200:
-            said = parse_payload(json.loads(body))
+            said = parse_answer(body)
+            if said.error is not None:
+                raise UpstreamError(
+                    Reason.UPSTREAM_BROKE, f"the engine answered 200 with an error: {said.error}"
+                )
             self._notes.prompt_tokens, self._notes.output_tokens = said.prompt_tokens, said.output_tokens
         await self._begin(send, upstream.status, upstream.content_type)
         await send({"type": "http.response.body", "body": body})

@@ -12,6 +12,7 @@ from serving.core.request import SchedulingRequest
 
 BYTES_PER_TOKEN = 4  # a usual ratio for English; good enough to book load, never used to count
 DEFAULT_COMPLETION_TOKENS = 16  # what the API gives `/v1/completions` when the request names no limit
+MAX_CHOICES = 128  # of `n` when load is booked; what an engine accepts is its own affair
 PLAIN_ONLY_OPTIONS = ("min_p", "logit_bias")  # refused by vLLM when speculation is on
 
 
@@ -45,13 +46,13 @@ def route(raw: bytes, *, request_id: str, is_chat: bool, config: LabConfig) -> R
     """
     body = _parse(raw)
     lane = _lane(body.get("model"), config)
+    prompt_tokens = len(raw) // BYTES_PER_TOKEN
     is_stream = body.get("stream") is True
     strip_usage = False
     if is_stream and isinstance(options := body.get("stream_options") or {}, dict):
         strip_usage = not options.get("include_usage")
         if strip_usage:
             raw = json.dumps(body | {"stream_options": options | {"include_usage": True}}).encode()
-    prompt_tokens = len(raw) // BYTES_PER_TOKEN
     scheduling = SchedulingRequest(
         request_id=request_id,
         lane=lane,
@@ -74,14 +75,14 @@ def _parse(raw: bytes) -> dict[str, Any]:
 
 def _lane(model: Any, config: LabConfig) -> str | None:
     if not isinstance(model, str):
-        raise RefusedError(Reason.BAD_REQUEST, f"`model` must be a string, got {model!r}")
+        raise RefusedError(Reason.BAD_REQUEST, f"`model` must be a string, got {_brief(model)}")
     if model == config.model.name:
         return None
     name, _, lane = model.partition(":")
     if name == config.model.name and any(known.name == lane for known in config.lanes):
         return lane
     served = ", ".join(model_names(config))
-    raise RefusedError(Reason.UNKNOWN_MODEL, f"model {model!r} does not exist; served: {served}")
+    raise RefusedError(Reason.UNKNOWN_MODEL, f"model {_brief(model)} does not exist; served: {served}")
 
 
 def _max_output_tokens(body: dict[str, Any], prompt_tokens: int, is_chat: bool, config: LabConfig) -> int:
@@ -89,7 +90,12 @@ def _max_output_tokens(body: dict[str, Any], prompt_tokens: int, is_chat: bool, 
     room = max(1, config.model.max_model_len - prompt_tokens)
     default = room if is_chat else DEFAULT_COMPLETION_TOKENS
     asked = _count(body.get("max_completion_tokens") or body.get("max_tokens")) or default
-    return min(asked, room) * (_count(body.get("n")) or 1)
+    return min(asked, room) * min(_count(body.get("n")) or 1, MAX_CHOICES)
+
+
+def _brief(value: Any) -> str:
+    """A client's value for an error text, which must not be as long as the client likes."""
+    return f"{value!r:.100}"
 
 
 def _count(value: Any) -> int | None:

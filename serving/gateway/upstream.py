@@ -74,6 +74,11 @@ class UpstreamClient:
 
 
 def _explain(error: Exception, url: str, phase: str, config: GatewayConfig) -> UpstreamError:
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        limit = f"gateway.connect_timeout_s={config.connect_timeout_s:g}"
+        return UpstreamError(
+            Reason.UPSTREAM_TIMEOUT, f"the engine replica at {url} took no connection in time ({limit})"
+        )
     if isinstance(error, TimeoutError):
         limits = f"gateway.first_byte_timeout_s={config.first_byte_timeout_s:g}, "
         limits += f"gateway.idle_timeout_s={config.idle_timeout_s:g}"
