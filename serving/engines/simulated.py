@@ -28,6 +28,8 @@ from serving.core import metric_names as names
 from serving.engines.base import EngineFacts, EngineTally, FinishedRequest
 
 WORD = "simulated "  # one token
+ROUNDING_S = 1e-6  # three steps of 10 ms are 30 ms, whatever floating point says
+DEFAULT_MAX_TOKENS = 16
 
 
 @dataclass(eq=False)
@@ -38,6 +40,7 @@ class _Sequence:
     rng: random.Random
     made: int = 0
     started_at_s: float = 0.0
+    first_token_due_s: float = 0.0
     chunks: asyncio.Queue[int | None] = field(
         default_factory=asyncio.Queue
     )  # tokens per chunk; None at the end
@@ -108,7 +111,7 @@ class SimulatedEngine:
     async def _step_forever(self) -> None:
         due_at_s = time.monotonic()
         while True:
-            self._schedule()
+            self._schedule(due_at_s)
             if not self._running:
                 self._work.clear()
                 await self._work.wait()
@@ -118,21 +121,23 @@ class SimulatedEngine:
             # Steps follow an absolute schedule, so late wake-ups do not add up.
             await asyncio.sleep(max(0.0, due_at_s - time.monotonic()))
             for sequence in list(self._running):
-                self._step(sequence, time.monotonic())
+                self._step(sequence, due_at_s)
 
     def _step_s(self, batch: int) -> float:
         return (self._profile.step_ms + self._profile.step_ms_per_request * (batch - 1)) / 1000
 
-    def _schedule(self) -> None:
+    def _schedule(self, due_at_s: float) -> None:
         while self._waiting and len(self._running) < self._max_num_seqs:
             sequence = self._waiting.popleft()
             sequence.started_at_s = time.monotonic()
+            # By the steps' own schedule, not by late wake-ups: the first token's step is then always the same one.
+            sequence.first_token_due_s = due_at_s + self._profile.ttft_ms / 1000 - ROUNDING_S
             self._running.append(sequence)
         self._tally.load(len(self._running), len(self._waiting))
 
-    def _step(self, sequence: _Sequence, now_s: float) -> None:
+    def _step(self, sequence: _Sequence, due_at_s: float) -> None:
         if sequence.made == 0:
-            if now_s - sequence.started_at_s < self._profile.ttft_ms / 1000:
+            if due_at_s < sequence.first_token_due_s:
                 return
             sequence.emit(1)
         else:
@@ -169,6 +174,10 @@ class SimulatedEngine:
             ]
         )
 
+    def _join(self, sequence: _Sequence) -> None:
+        self._waiting.append(sequence)
+        self._work.set()
+
     def _abort(self, sequence: _Sequence) -> None:
         for place in (self._running, self._waiting):
             if sequence in place:
@@ -181,34 +190,37 @@ class SimulatedEngine:
         return PlainTextResponse(generate_latest(self._registry))
 
     async def _serve(self, request: Request) -> Response:
-        body = await request.json()
+        try:
+            body = await request.json()
+        except ValueError as error:
+            return _refused(400, f"the body is not JSON: {error}")
         is_chat = request.url.path.endswith("chat/completions")
         if fault := self._fault(body, is_chat):
-            status, message = fault
-            error = {"message": message, "type": "BadRequestError", "param": None, "code": status}
-            return JSONResponse({"error": error}, status_code=status)
+            return _refused(*fault)
         prompt = json.dumps(body["messages"]) if is_chat else str(body["prompt"])
         prompt_tokens = len(prompt.split())
         sequence = _Sequence(
             request_id=request.headers.get("x-request-id", ""),
             prompt_tokens=prompt_tokens,
-            max_tokens=body.get("max_completion_tokens") or body.get("max_tokens") or 16,
+            max_tokens=_max_tokens(body),
             rng=random.Random(f"{self._profile.seed}-{next(self._serial)}"),
         )
-        self._waiting.append(sequence)
-        self._work.set()
         if body.get("stream"):
             usage = bool((body.get("stream_options") or {}).get("include_usage"))
             return StreamingResponse(self._events(sequence, is_chat, usage), media_type="text/event-stream")
         return await self._whole(sequence, is_chat, request)
 
     def _fault(self, body: Any, is_chat: bool) -> tuple[int, str] | None:
+        if not isinstance(body, dict):
+            return 400, f"the body must be a JSON object, got {type(body).__name__}"
         if body.get("model") not in self._served_names:
             return 404, f"The model `{body.get('model')}` does not exist."
         wanted = "messages" if is_chat else "prompt"
         if not isinstance(body.get(wanted), list if is_chat else str):
             return 400, f"`{wanted}` is missing or of the wrong type"
-        max_tokens = body.get("max_tokens") or body.get("max_completion_tokens") or 16
+        if not isinstance(body.get("stream_options") or {}, dict):
+            return 400, "`stream_options` must be an object"
+        max_tokens = _max_tokens(body)
         if not isinstance(max_tokens, int) or max_tokens < 1:
             return 400, f"max_tokens must be an integer of 1 or more, got {max_tokens!r}"
         if len(json.dumps(body[wanted]).split()) + max_tokens > self._max_model_len:
@@ -217,6 +229,7 @@ class SimulatedEngine:
 
     async def _whole(self, sequence: _Sequence, is_chat: bool, request: Request) -> Response:
         gone = asyncio.create_task(_gone(request))
+        self._join(sequence)
         try:
             while True:
                 chunk = asyncio.create_task(sequence.chunks.get())
@@ -238,6 +251,7 @@ class SimulatedEngine:
 
     async def _events(self, sequence: _Sequence, is_chat: bool, usage: bool) -> AsyncIterator[bytes]:
         envelope = self._envelope(sequence, is_chat, ".chunk")
+        self._join(sequence)  # here and not before: a stream that nobody begins to read is never aborted
         try:
             if is_chat:
                 opening: dict[str, Any] = {"index": 0, "delta": {"role": "assistant", "content": ""}}
@@ -261,6 +275,15 @@ class SimulatedEngine:
             "created": int(time.time()),
             "model": self._served_names[0],
         }
+
+
+def _max_tokens(body: dict[str, Any]) -> Any:
+    return body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_MAX_TOKENS
+
+
+def _refused(status: int, message: str) -> Response:
+    error = {"message": message, "type": "BadRequestError", "param": None, "code": status}
+    return JSONResponse({"error": error}, status_code=status)
 
 
 def _usage(sequence: _Sequence) -> dict[str, int]:
