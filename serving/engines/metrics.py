@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import psutil
@@ -11,20 +12,33 @@ from prometheus_client.registry import Collector
 from serving.core import metric_names as names
 from serving.engines.base import EngineTally
 
+MEMORY_REFRESH_S = 10.0
+
 
 class ReplicaCollector(Collector):
-    """Engine counts and memory, read when scraped."""
+    """Engine counts as they are when scraped, and memory as of the last refresh."""
 
     def __init__(self, lane: str, replica_id: str, tally: EngineTally) -> None:
         self._labels = [lane, replica_id]
         self._tally = tally
         self._process = psutil.Process()
+        self._memory_bytes = 0
+
+    async def refresh_memory(self) -> None:
+        """Measure once. In a thread: the kernel walks every page, and streams must not wait for that."""
+        self._memory_bytes = await asyncio.to_thread(memory_bytes, self._process)
+
+    async def keep_memory_fresh(self) -> None:
+        """Measure for ever, every `MEMORY_REFRESH_S`."""
+        while True:
+            await asyncio.sleep(MEMORY_REFRESH_S)
+            await self.refresh_memory()
 
     def collect(self) -> Iterator[Metric]:
         for metric, value in (
             (names.ENGINE_RUNNING, self._tally.running),
             (names.ENGINE_WAITING, self._tally.waiting),
-            (names.REPLICA_MEMORY, memory_bytes(self._process)),
+            (names.REPLICA_MEMORY, self._memory_bytes),
         ):
             family = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
             family.add_metric(self._labels, value)

@@ -50,14 +50,14 @@ class Replica:
     async def start(self, host: str) -> str:
         """Return the base URL once the engine has answered a first request; only then may others come."""
         app = await self._engine.start()
-        self._engine.registry.register(
-            ReplicaCollector(self._lane.name, self._replica_id, self._engine.tally)
-        )
+        collector = ReplicaCollector(self._lane.name, self._replica_id, self._engine.tally)
+        self._engine.registry.register(collector)
         self._server, serving, address = await serve_app(_with_engine_page(app, self._engine), host)
         url = f"http://{address}"
         await self._warm_up(url)
-        hello = self._hello(url)
-        self._tasks = [serving, asyncio.create_task(self._stay_announced(hello))]
+        await collector.refresh_memory()
+        background = (collector.keep_memory_fresh(), self._stay_announced(self._hello(url)))
+        self._tasks = [serving, *map(asyncio.create_task, background)]
         return url
 
     def check(self) -> None:
