@@ -281,18 +281,19 @@ def _run(
     write_plan(plan, directory / rundir.PLAN_FILE)
     stop = Stop()
     watcher = gevent.signal_handler(signal.SIGINT, stop.set)
-    with (directory / rundir.REQUESTS_FILE).open("w", encoding="utf-8") as requests_file, progress() as say:
-        bench = Bench(plan, directory.name, requests_file, say, stop)
-        stages = bench.run()
-        duration_s = bench.clock()
+    with progress() as say:
+        with (directory / rundir.REQUESTS_FILE).open("w", encoding="utf-8") as requests_file:
+            bench = Bench(plan, directory.name, requests_file, say, stop)
+            stages = bench.run()
+            duration_s = bench.clock()
+        # From here on Ctrl-C ends the program at once: no request is in flight, and the records are written.
+        watcher.cancel()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         say("writing the report")
-    # A second Ctrl-C ends the writing of the report too.
-    watcher.cancel()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    status = _status(stop, bench.num_records, plan)
-    info = _info(plan, directory, started_at, duration_s, status, description)
-    rundir.write_run(RunFile(info, stages), directory)
-    summary = report.build(directory)
+        status = _status(stop, bench.num_records, plan)
+        info = _info(plan, directory, started_at, duration_s, status, description)
+        rundir.write_run(RunFile(info, stages), directory)
+        summary = report.build(directory)
     report.show(summary, directory, as_json)
     if stop.is_set:
         return EXIT_INTERRUPTED

@@ -54,7 +54,8 @@ class Series:
 
     def lines(self, base: Chart, **encodings: Any) -> Chart:
         """A line for each name."""
-        dash = alt.StrokeDash(f"{self.field}:N", title=self.field, scale=self._scale(DASHES))
+        # The legend shows the points' shapes: a dash around them would only fray their edges.
+        dash = alt.StrokeDash(f"{self.field}:N", scale=self._scale(DASHES), legend=None)
         return base.mark_line(strokeWidth=2).encode(color=self._colour(), strokeDash=dash, **encodings)
 
     def points(self, base: Chart) -> Chart:
@@ -100,7 +101,7 @@ def log_axis(field: str, title: str) -> Any:
 
 
 def from_zero(field: str, title: str | None) -> Any:
-    return alt.Y(f"{field}:Q", title=title, scale=alt.Scale(zero=True))
+    return alt.Y(f"{field}:Q", title=title, scale=alt.Scale(zero=True), axis=alt.Axis(grid=True))
 
 
 def tip(field: str, title: str, format_: str = "") -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,13 +179,17 @@ def _speed_up(summary: Summary) -> Chart | None:
         layers.append(here.mark_rule(strokeDash=[3, 3]))
         # Each ratio has a height of its own: two crossings may lie close together.
         height = alt.value(12 + 16 * index)
-        layers.append(here.mark_text(align="left", dx=4, fontSize=11).encode(text="label:N", y=height))
+        for side, dx in (("left", 4), ("right", -4)):
+            label = here.transform_filter(alt.datum.align == side).mark_text(align=side, dx=dx, fontSize=11)
+            layers.append(label.encode(text="label:N", y=height))
     return panels(layers, rows, "workload")
 
 
 def _speed_up_rows(crossover: Crossover, is_single: bool) -> list[Row]:
     """One table for all layers, since the panels are cut from it; `kind` says which row is what."""
     rows = []
+    levels = [each.concurrency for each in crossover.speed_ups]
+    middle = math.sqrt(levels[0] * levels[-1])  # of a log axis
     prefix = "" if is_single else f"{crossover.lane}: "
     for ratio, values, crossing in (
         (f"{prefix}TPOT", [each.tpot for each in crossover.speed_ups], crossover.tpot),
@@ -197,7 +202,13 @@ def _speed_up_rows(crossover: Crossover, is_single: bool) -> list[Row]:
             if value is not None
         ]
         rows += [
-            common | {"kind": "crossing", "concurrency": level, "label": f"{ratio} ≈ {level:.1f}"}
+            common
+            | {
+                "kind": "crossing",
+                "concurrency": level,
+                "label": f"{ratio} ≈ {level:.1f}",
+                "align": "left" if level < middle else "right",  # so that the label stays in its panel
+            }
             for level in crossing.concurrency
         ]
     return rows

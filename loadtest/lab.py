@@ -72,7 +72,8 @@ def describe_lab(base_url: str) -> dict[str, Any]:
     if not isinstance(description, dict) or not {"config", "replicas"} <= description.keys():
         raise LabError(f"{url}: this is not the description of a lab")
     # What the lab resolved, where it says so; else what its config asks for.
-    description.setdefault("model", description["config"]["model"])
+    if "model" not in description:
+        description["model"] = description["config"]["model"]
     return description
 
 

@@ -59,15 +59,29 @@ def render(summary: Summary, figures: tuple[DrawnFigure, ...]) -> str:
         num_requests=summary.requests,
         facts=_facts(summary),
         config=yaml.safe_dump(summary.run.config, sort_keys=False),
-        javascript=_script(javascript()),
-        specs=_script(json.dumps({drawn.figure.name: drawn.spec for drawn in figures if drawn.spec})),
-        themes=_script(json.dumps(THEMES)),
+        javascript=_library(),
+        specs=_json({drawn.figure.name: drawn.spec for drawn in figures if drawn.spec}),
+        themes=_json(THEMES),
     )
 
 
-def _script(text: str) -> Markup:
-    """Text for a script element, which only a closing tag or a comment could leave."""
-    return Markup(text.replace("</", r"<\/").replace("<!--", r"<\!--"))
+def _json(value: Any) -> Markup:
+    """JSON for a script element; without `<`, no text in it can end the script."""
+    return Markup(json.dumps(value).replace("<", r"\u003c"))
+
+
+def _library() -> Markup:
+    """The figures' JavaScript for a script element.
+
+    Raises:
+        ValueError: it holds a tag that would end or hide the script.
+    """
+    code = javascript()
+    lowered = code.lower()
+    for tag in ("</script", "<script", "<!--"):
+        if tag in lowered:
+            raise ValueError(f"the figures' JavaScript holds {tag!r} and cannot be put into a page")
+    return Markup(code)
 
 
 def _rows(summary: Summary) -> list[dict[str, Any]]:
