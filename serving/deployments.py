@@ -15,7 +15,7 @@ from typing import Any
 
 import aiohttp
 
-from serving.ray_loopback import bind_replica_server_to_node  # isort: skip - must come before Ray
+from serving.ray_environment import bind_replica_server_to_node  # isort: skip - must come before Ray
 
 import ray
 from fastapi import FastAPI

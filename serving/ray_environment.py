@@ -1,4 +1,6 @@
-"""Keeps Ray off other machines' reach. Import before Ray.
+"""What Ray reads from the environment when it is imported: keep it off other machines' reach, and quiet.
+
+Import before Ray.
 
 Ray binds its services to all interfaces unless it is told that this machine is the whole cluster; and Ray Serve
 binds each replica's inter-deployment gRPC server, which unpickles what it receives, to all interfaces always.
@@ -13,6 +15,8 @@ from typing import Any
 LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 os.environ.setdefault(LOOPBACK_SWITCH, "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# Serve kills its controller at the end of every shutdown; Ray reports the controller's open calls as failures.
+os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", r"Task ServeController\.\w+ failed.*was killed by `ray.kill`")
 
 
 def bind_replica_server_to_node() -> None:
