@@ -64,17 +64,17 @@ def gpus() -> list[dict[str, Any]]:
     return parse_gpus(done.stdout)
 
 
-def is_port_free(host: str, port: int) -> bool:
-    """True when a server could listen on host:port now."""
+def port_fault(host: str, port: int) -> str | None:
+    """Why a server could not listen on host:port now, in the system's words; None when it could."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         # As servers do: without it a port whose last connection closed a minute ago would look taken.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError:
-            return False
-    return True
+        except OSError as error:
+            return error.strerror or str(error)
+    return None
 
 
 def parse_cpu_model(cpuinfo: str) -> str | None:

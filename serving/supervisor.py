@@ -19,7 +19,7 @@ from typing import Any, Protocol, Self
 from serving import lab_state
 from serving.config import LabConfig
 from serving.lab_state import LabState, Phase, StartFailedError
-from serving.machine import is_port_free
+from serving.machine import port_fault
 from serving.sweep import GRACE_S, RUN_ID_VARIABLE, clean_up, clear_stale
 
 Say = Callable[[str], None]
@@ -66,8 +66,10 @@ class _StopSignals:
     def install(self) -> None:
         """Set the handlers; again after anything that may have replaced them, as importing Ray does."""
         for number in (*STOP_SIGNALS, signal.SIGALRM):
-            before = signal.signal(number, self._handle)
-            self._before.setdefault(number, before)
+            # `nohup` has hang-ups ignored: leave that so.
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                before = signal.signal(number, self._handle)
+                self._before.setdefault(number, before)
 
     def limit(self, seconds: float) -> None:
         """Raise `StopRequested` after so many seconds; 0 lifts the limit."""
@@ -155,19 +157,27 @@ def supervise(
             lab: Lab | None = None
             try:
                 with show() as say:
-                    _update(file, say, Phase.STARTING, "loading Ray")
                     signals.limit(start_timeout_s)
+
+                    def report(text: str) -> None:
+                        # Importing Ray and `ray.init` each set a SIGTERM handler of their own.
+                        signals.install()
+                        _update(file, say, Phase.STARTING, text)
+
+                    report("loading Ray")
                     lab = load_lab()
+                    report("loaded Ray")
+                    lab.start(config, on_progress=report)
                     signals.install()
-                    lab.start(config, on_progress=lambda text: _update(file, say, Phase.STARTING, text))
                     signals.limit(0)
-                    signals.install()
                 file.update(Phase.READY, "ready")
-                announce(
-                    f"ready in {file.state.age_s:.0f} s: {file.state.url} (Ctrl-C or `tandem down` stops it)"
-                )
+                announce(f"ready in {file.state.age_s:.0f} s: {file.state.url}")
+                announce("Ctrl-C or `tandem down` stops it")
                 while True:
                     signal.pause()
+            except SystemExit:
+                # Ray's SIGTERM handler, while it was in place.
+                raise StopRequested(signal.SIGTERM) from None
             except StopRequested as request:
                 signals.disarm()
                 if request.number == signal.SIGALRM:
@@ -223,7 +233,8 @@ def _stop(lab: Lab | None, file: _StateFile, signals: _StopSignals, say: Say) ->
 
 def _need_free_port(config: LabConfig) -> None:
     host, port = config.gateway.host, config.gateway.port
-    if not is_port_free(host, port):
+    if fault := port_fault(host, port):
         raise StartFailedError(
-            f"gateway.port = {port}: in use on {host}; free it (`ss -ltnp` shows by whom) or choose another"
+            f"gateway.port = {port}: cannot listen on {host}: {fault}; "
+            "`ss -ltnp` shows who has a port; set another in the config"
         )

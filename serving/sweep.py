@@ -16,7 +16,7 @@ import psutil
 from serving import lab_state
 from serving.core.errors import TandemError
 from serving.lab_state import LabState
-from serving.machine import is_port_free
+from serving.machine import port_fault
 
 Say = Callable[[str], None]
 
@@ -43,7 +43,7 @@ def clean_up(directory: Path, state: LabState, say: Say, grace_s: float = GRACE_
 
 def _wait_for_ports(state: LabState, say: Say) -> None:
     give_up_at_s = time.monotonic() + PORT_LIMIT_S
-    while taken := [port for port in state.ports if not is_port_free(state.host, port)]:
+    while taken := [port for port in state.ports if port_fault(state.host, port)]:
         if time.monotonic() > give_up_at_s:
             raise SweepError(
                 f"port {taken[0]} is still in use {PORT_LIMIT_S:g} s after every process of the lab ended; "

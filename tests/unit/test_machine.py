@@ -80,5 +80,5 @@ def test_a_port_is_free_until_someone_listens() -> None:
         server.bind(("127.0.0.1", 0))
         server.listen()
         port = server.getsockname()[1]
-        assert not machine.is_port_free("127.0.0.1", port)
-    assert machine.is_port_free("127.0.0.1", port)
+        assert machine.port_fault("127.0.0.1", port) == "Address already in use"
+    assert machine.port_fault("127.0.0.1", port) is None

