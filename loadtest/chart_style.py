@@ -25,13 +25,15 @@ Chart = Any  # mypy skips altair: charts are untyped here
 def theme(text: str, muted: str, grid: str, background: str | None) -> dict[str, Any]:
     """A Vega-Lite config; None as background lets the page show through."""
     plain = {"titleFontWeight": "normal", "labelFontSize": 12, "titleFontSize": 12}
+    # One legend for shape, dash and colour: a dashed edge around a shape would only fray it.
+    symbols = {"symbolSize": 90, "symbolStrokeWidth": 0}
     lines = {"gridColor": grid, "domainColor": muted, "tickColor": muted}
     return {
         "background": background,
         "font": "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif",
         "view": {"stroke": grid},
         "axis": {"labelColor": muted, "titleColor": text, "titlePadding": 8, **lines, **plain},
-        "legend": {"labelColor": text, "titleColor": muted, "orient": "top", "symbolSize": 90, **plain},
+        "legend": {"labelColor": text, "titleColor": muted, "orient": "top", **symbols, **plain},
         "header": {"labelColor": text, "labelFontSize": 13, "labelFontWeight": "bold", "title": None},
         "text": {"color": text, "fontSize": 12},
         "rule": {"color": muted},
@@ -54,8 +56,7 @@ class Series:
 
     def lines(self, base: Chart, **encodings: Any) -> Chart:
         """A line for each name."""
-        # The legend shows the points' shapes: a dash around them would only fray their edges.
-        dash = alt.StrokeDash(f"{self.field}:N", scale=self._scale(DASHES), legend=None)
+        dash = alt.StrokeDash(f"{self.field}:N", title=self.field, scale=self._scale(DASHES))
         return base.mark_line(strokeWidth=2).encode(color=self._colour(), strokeDash=dash, **encodings)
 
     def points(self, base: Chart) -> Chart:

@@ -123,12 +123,32 @@ def _frontier(summary: Summary, field: str, title: str) -> Chart | None:
     rows = _stage_rows(summary)
     if not rows:
         return None
+    rows = _labelled(rows, field)
     lanes = _lanes(summary)
     base = alt.Chart().encode(
         x=log_axis(field, title), y=from_zero("tokens_per_s", "output tokens/s"), tooltip=list(_STAGE_TIPS)
     )
-    labels = base.mark_text(dx=10, dy=-10, fontSize=11).encode(text="concurrency:Q", detail="lane:N")
+    labels = base.mark_text(dx=10, dy=-10, fontSize=11).encode(text="label:N")
     return panels([lanes.lines(base, order="concurrency:Q"), lanes.points(base), labels], rows, "workload")
+
+
+def _labelled(rows: Sequence[Row], field: str) -> list[Row]:
+    """The rows with a `label`, their concurrency. Points of a lane that fall together share one label."""
+    found: list[Row] = []
+    for row in rows:
+        row = row | {"label": str(row["concurrency"])}
+        previous = found[-1] if found else None
+        if previous and all(previous[name] == row[name] for name in ("lane", "workload")):
+            is_near = all(_is_near(previous[name], row[name]) for name in (field, "tokens_per_s"))
+            if is_near:
+                row["label"] = f"{previous['label']}, {row['label']}"
+                previous["label"] = ""
+        found.append(row)
+    return found
+
+
+def _is_near(a: float | None, b: float | None) -> bool:
+    return a is not None and b is not None and math.isclose(a, b, rel_tol=0.06)
 
 
 def _frontier_ttft(summary: Summary) -> Chart | None:
@@ -265,8 +285,8 @@ def _failures(summary: Summary) -> Chart | None:
         stages = [stage for stage in summary.stages if stage.lane == lane.lane]
         failed, total = sum(stage.failures for stage in stages), sum(stage.requests for stage in stages)
         common = {"lane": lane.lane, "total": total, "label": f"{failed} of {total} failed"}
-        rows.append(common | {"outcome": "completed", "requests": total - failed})
-        rows.append(common | {"outcome": "failed", "requests": failed})
+        rows.append(common | {"outcome": "completed", "place": 0, "requests": total - failed})
+        rows.append(common | {"outcome": "failed", "place": 1, "requests": failed})
     if not rows:
         return None
     domain = [0, max(row["total"] for row in rows) * 1.35 or 1]
@@ -275,7 +295,7 @@ def _failures(summary: Summary) -> Chart | None:
     bars = base.mark_bar(height=18).encode(
         x=alt.X("requests:Q", title="requests", stack="zero", scale=alt.Scale(domain=domain, nice=False)),
         color=alt.Color("outcome:N", title=None, scale=colours),
-        order=alt.Order("outcome:N"),
+        order=alt.Order("place:Q"),
         tooltip=[tip("lane:N", "lane"), tip("outcome:N", "outcome"), tip("requests:Q", "requests")],
     )
     labels = base.transform_filter(alt.datum.outcome == "failed").mark_text(align="left", dx=5)

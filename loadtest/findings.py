@@ -18,12 +18,12 @@ def crossing_text(crossing: Crossing, levels: tuple[int, ...]) -> str:
     span = f"{levels[0]} to {levels[-1]}" if len(levels) > 1 else f"{levels[0]}"
     points = " and ".join(f"{level:.1f}" for level in crossing.concurrency)
     return {
-        Verdict.ALWAYS: f"pays at every level measured ({span})",
-        Verdict.NEVER: f"pays at no level measured ({span})",
+        Verdict.ALWAYS: f"pays at every concurrency measured, {span}",
+        Verdict.NEVER: f"pays at no concurrency measured, {span}",
         Verdict.UP_TO: f"pays up to a concurrency of about {points}",
-        Verdict.FROM: f"pays only from a concurrency of about {points}",
-        Verdict.MIXED: f"crosses between paying and not paying at about {points}",
-        Verdict.UNKNOWN: "was not measured on both lanes",
+        Verdict.FROM: f"pays only above a concurrency of about {points}",
+        Verdict.MIXED: f"changes between paying and not paying at a concurrency of about {points}",
+        Verdict.UNKNOWN: "could not be compared",
     }[crossing.verdict]
 
 
@@ -44,23 +44,25 @@ def _throughput(summary: Summary) -> str:
     ]
     text = (
         f"The highest throughput was {_rate(best)}, on the lane {best.lane} with the workload {best.workload} "
-        f"at concurrency {best.concurrency} (TTFT p50 {_ms(best.ttft_s.p50)}, TPOT p50 {_ms(best.tpot_s.p50)})"
+        f"at concurrency {best.concurrency} (TTFT p50 {_time(best.ttft_s.p50)}, TPOT p50 {_time(best.tpot_s.p50)})"
     )
-    others = ", ".join(f"{peer.lane} {_rate(peer)} (TTFT p50 {_ms(peer.ttft_s.p50)})" for peer in peers)
-    return f"{text}; there, the others reached: {others}." if others else f"{text}."
+    others = ", ".join(f"{peer.lane} {_rate(peer)} (TTFT p50 {_time(peer.ttft_s.p50)})" for peer in peers)
+    return f"{text}; for the same work: {others}." if others else f"{text}."
 
 
 def _speculation(crossover: Crossover) -> str:
     levels = tuple(each.concurrency for each in crossover.speed_ups)
+    by_tpot, by_rate = (crossing_text(each, levels) for each in (crossover.tpot, crossover.throughput))
     ratios = ", ".join(
-        f"{each.tpot:.2f}x at {each.concurrency}" for each in crossover.speed_ups if each.tpot is not None
+        f"{each.tpot:.2f} at {each.concurrency}" for each in crossover.speed_ups if each.tpot is not None
     )
-    text = (
-        f"On {crossover.workload}, {crossover.lane} against {crossover.baseline} by time per output token "
-        f"{crossing_text(crossover.tpot, levels)}"
+    verdict = (
+        f"{by_tpot}, both by TPOT and by tokens/s"
+        if by_tpot == by_rate
+        else f"{by_tpot} by TPOT; it {by_rate} by tokens/s"
     )
-    text += f" (speed-up {ratios})" if ratios else ""
-    return f"{text}; by tokens/s it {crossing_text(crossover.throughput, levels)}."
+    speed_up = f" (TPOT of {crossover.baseline} / TPOT of {crossover.lane}: {ratios})" if ratios else ""
+    return f"On {crossover.workload}, the lane {crossover.lane} {verdict}{speed_up}."
 
 
 def _failures(summary: Summary) -> str:
@@ -79,8 +81,10 @@ def _rate(stage: StageSummary) -> str:
     return "no completed request" if rate is None else f"{rate:.0f} tokens/s"
 
 
-def _ms(value_s: float | None) -> str:
-    return "unknown" if value_s is None else f"{value_s * 1000:.0f} ms"
+def _time(value_s: float | None) -> str:
+    if value_s is None:
+        return "unknown"
+    return f"{value_s:.1f} s" if value_s >= 1 else f"{value_s * 1000:.0f} ms"
 
 
 def warnings(summary: Summary) -> tuple[str, ...]:

@@ -36,16 +36,16 @@ COLUMNS = (
     Column("users", lambda stage: str(stage.concurrency)),
     Column("sent", lambda stage: f"{stage.requests}{' cut' if stage.cut else ''}"),
     Column("failed", lambda stage: str(stage.failures)),
-    Column("tokens/s", lambda stage: _number(stage.output_tokens_per_s, 1)),
+    Column("tokens per s", lambda stage: _number(stage.output_tokens_per_s, 1)),
     Column("TTFT p50 ms", lambda stage: _number(stage.ttft_s.p50, 0, 1000)),
     Column("TTFT p95 ms", lambda stage: _number(stage.ttft_s.p95, 0, 1000), is_extra=True),
     Column("TPOT p50 ms", lambda stage: _number(stage.tpot_s.p50, 1, 1000)),
     Column("TPOT p95 ms", lambda stage: _number(stage.tpot_s.p95, 1, 1000), is_extra=True),
     Column("E2E p50 s", lambda stage: _number(stage.e2e_s.p50, 2)),
     Column("E2E p95 s", lambda stage: _number(stage.e2e_s.p95, 2), is_extra=True),
-    Column("tokens /chunk", lambda stage: _number(stage.tokens_per_chunk, 2), is_extra=True),
+    Column("tokens per chunk", lambda stage: _number(stage.tokens_per_chunk, 2), is_extra=True),
     Column("acc. rate", lambda stage: _number(stage.acceptance_rate, 2)),
-    Column("acc. length", lambda stage: _number(stage.mean_acceptance_length, 2)),
+    Column("acc. len.", lambda stage: _number(stage.mean_acceptance_length, 2)),
 )
 
 
