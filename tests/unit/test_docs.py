@@ -1,0 +1,167 @@
+"""The documents against the code: tables row by row, links, commands and examples."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from serving import config
+from serving.cli import tandem
+from serving.core.errors import ERROR_SHAPES, Reason
+from serving.core.metric_names import METRICS
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+# A unit by the end of the name, as Prometheus wants it; other metrics count things named in the table.
+UNIT_BY_SUFFIX = {"_seconds": "s", "_bytes": "bytes", "_tokens": "tokens", "_tokens_total": "tokens"}
+
+
+def prose(path: Path) -> str:
+    """A document without its comments."""
+    return re.sub(r"<!--.*?-->", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def table(text: str, *headings: str) -> list[dict[str, str]]:
+    """The rows of the one table with these headings, code marks taken off."""
+    lines = text.splitlines()
+    starts = [number for number, line in enumerate(lines) if _cells(line) == list(headings)]
+    assert len(starts) == 1, f"{len(starts)} tables with the headings {headings}"
+    rows = []
+    for line in lines[starts[0] + 2 :]:
+        if not line.startswith("|"):
+            break
+        rows.append(dict(zip(headings, _cells(line), strict=True)))
+    return rows
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip().strip("`") for cell in line.strip().strip("|").split("|")]
+
+
+def code(text: str) -> str:
+    """What stands in fences, in indented blocks and between code marks, a line each."""
+    fenced = [match[2] for match in FENCE.finditer(text)]
+    rest = FENCE.sub("", text)
+    indented = [line[4:] for line in rest.splitlines() if line.startswith("    ")]
+    return "\n".join([*fenced, *indented, *re.findall(r"`([^`\n]+)`", rest)])
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors that GitHub makes of a document's headings."""
+    headings = re.findall(r"^#+ (.+)$", prose(path), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def make_verbs() -> set[str]:
+    return set(re.findall(r"^([a-z][a-z-]*)\s*:(?!=)", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def test_metrics_table_is_the_list_in_the_code() -> None:
+    rows = table(prose(ROOT / "docs/metrics.md"), "name", "type", "unit", "labels", "exporter", "help")
+    documented = [
+        (
+            row["name"],
+            row["type"],
+            () if row["labels"] == "-" else tuple(re.findall(r"[a-z_]+", row["labels"])),
+            row["exporter"],
+            row["help"],
+        )
+        for row in rows
+    ]
+    assert documented == [
+        (metric.name, metric.kind, metric.labels, metric.exporter, metric.help) for metric in METRICS
+    ]
+
+
+def test_metrics_table_gives_the_unit_that_the_name_ends_in() -> None:
+    for row in table(prose(ROOT / "docs/metrics.md"), "name", "type", "unit", "labels", "exporter", "help"):
+        by_name = [unit for suffix, unit in UNIT_BY_SUFFIX.items() if row["name"].endswith(suffix)]
+        assert row["unit"], row["name"]
+        if by_name or row["unit"] in UNIT_BY_SUFFIX.values():
+            assert [row["unit"]] == by_name, row["name"]
+
+
+def test_status_table_has_every_reason_with_its_status_and_type() -> None:
+    rows = table(prose(ROOT / "docs/metrics.md"), "reason", "status", "type", "when")
+    documented = [(row["reason"], int(row["status"]), row["type"]) for row in rows]
+    assert documented == [
+        (str(reason), ERROR_SHAPES[reason].status, ERROR_SHAPES[reason].type) for reason in Reason
+    ]
+    assert all(row["when"] for row in rows)
+
+
+def test_architecture_names_every_module_once() -> None:
+    rows = table(prose(ROOT / "docs/architecture.md"), "module", "what it does")
+    modules = {
+        str(path.relative_to(ROOT))
+        for package in ("serving", "loadtest")
+        for path in (ROOT / package).rglob("*.py")
+        if not path.name.startswith("__")
+    }
+    documented = [row["module"] for row in rows]
+    assert sorted(documented) == sorted(modules)
+    assert all(row["what it does"] for row in rows)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_relative_links_point_to_what_exists(document: Path) -> None:
+    broken = []
+    for link in LINK.findall(FENCE.sub("", prose(document))):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (document.parent / name) if name else document
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+def test_the_index_names_every_document() -> None:
+    index = {ROOT / "docs" / link for link in LINK.findall(prose(ROOT / "docs/README.md"))}
+    assert index == {path for path in DOCUMENTS if path.is_relative_to(ROOT / "docs")} - {
+        ROOT / "docs/README.md"
+    }
+
+
+def test_the_readme_lists_every_tandem_verb() -> None:
+    documented = [row["verb"] for row in table(prose(README), "verb", "does")]
+    assert sorted(documented) == sorted(f"tandem {name}" for name in tandem.commands)
+
+
+def test_tandem_verbs_named_in_documents_exist() -> None:
+    for document in DOCUMENTS:
+        named = set(re.findall(r"(?<![\w.\-/])tandem ([a-z]+)", code(prose(document))))
+        assert named <= set(tandem.commands), document.name
+
+
+def test_make_verbs_named_in_documents_exist() -> None:
+    named = {
+        verb
+        for document in DOCUMENTS
+        for verb in re.findall(r"(?<![\w.\-/])make ([a-z][a-z-]*)", code(prose(document)))
+    }
+    assert {"demo", "test", "up", "down", "check", "help"} <= named
+    assert named <= make_verbs()
+
+
+def test_the_readme_s_config_is_accepted(tmp_path: Path) -> None:
+    examples = [match[2] for match in FENCE.finditer(prose(README)) if match[1] == "yaml"]
+    assert examples
+    for example in examples:
+        path = tmp_path / "lab.yaml"
+        path.write_text(example)
+        lab = config.load(path)
+        assert lab.lane("batched").replicas == 2
+
+
+def test_the_readme_s_python_compiles() -> None:
+    examples = [match[2] for match in FENCE.finditer(prose(README)) if match[1] == "python"]
+    assert examples
+    for example in examples:
+        compile(example, "README.md", "exec")
