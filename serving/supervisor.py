@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -25,6 +26,7 @@ from serving.sweep import GRACE_S, RUN_ID_VARIABLE, clean_up, clear_stale
 Say = Callable[[str], None]
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_LIMIT_S = 45.0  # draining and Ray's own shutdown; less than what `tandem down` waits
 HURRIED_GRACE_S = 1.0
 
 
@@ -51,8 +53,13 @@ class _StopSignals:
         self._armed = True
         self._before: dict[int, Any] = {}
         self._num_deferred = 0
+        # The interpreter writes the number of every signal here, whoever's handler then runs.
+        self._arrivals, self._wakeup = socket.socketpair()
 
     def __enter__(self) -> Self:
+        self._arrivals.setblocking(False)
+        self._wakeup.setblocking(False)
+        self._wakeup_before = signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
         self.install()
         return self
 
@@ -62,6 +69,9 @@ class _StopSignals:
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+        self._arrivals.close()
+        self._wakeup.close()
 
     def install(self) -> None:
         """Set the handlers; again after anything that may have replaced them, as importing Ray does."""
@@ -70,6 +80,19 @@ class _StopSignals:
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 before = signal.signal(number, self._handle)
                 self._before.setdefault(number, before)
+
+    def check(self) -> None:
+        """Raise `StopRequested` for a stop signal whose exception was lost on its way.
+
+        Python drops what a handler raises inside a finalizer or a C callback, and Ray has plenty of both.
+        """
+        try:
+            arrived = self._arrivals.recv(4096)
+        except BlockingIOError:
+            return
+        for number in arrived:
+            if number in STOP_SIGNALS:
+                raise StopRequested(number)
 
     def limit(self, seconds: float) -> None:
         """Raise `StopRequested` after so many seconds; 0 lifts the limit."""
@@ -81,15 +104,16 @@ class _StopSignals:
         self.limit(0)
 
     @contextmanager
-    def hurriable(self) -> Iterator[None]:
-        """Inside, one more signal raises `StopRequested`."""
+    def hurriable(self, limit_s: float) -> Iterator[None]:
+        """Inside, one more signal, or the end of the limit, raises `StopRequested`."""
         if self._num_deferred:
             raise StopRequested(signal.SIGINT)
         self._armed = True
+        self.limit(limit_s)
         try:
             yield
         finally:
-            self._armed = False
+            self.disarm()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._armed:
@@ -160,8 +184,9 @@ def supervise(
                     signals.limit(start_timeout_s)
 
                     def report(text: str) -> None:
-                        # Importing Ray and `ray.init` each set a SIGTERM handler of their own.
+                        # `ray.init` sets a SIGTERM handler of its own.
                         signals.install()
+                        signals.check()
                         _update(file, say, Phase.STARTING, text)
 
                     report("loading Ray")
@@ -169,6 +194,7 @@ def supervise(
                     report("loaded Ray")
                     lab.start(config, on_progress=report)
                     signals.install()
+                    signals.check()
                     signals.limit(0)
                 file.update(Phase.READY, "ready")
                 announce(f"ready in {file.state.age_s:.0f} s: {file.state.url}")
@@ -222,10 +248,11 @@ def _stop(lab: Lab | None, file: _StateFile, signals: _StopSignals, say: Say) ->
     grace_s = GRACE_S
     try:
         if lab is not None:
-            with signals.hurriable():
+            with signals.hurriable(STOP_LIMIT_S):
                 lab.stop()
-    except StopRequested:
-        say("stopping: hurried, ending the processes")
+    except StopRequested as request:
+        why = f"not done in {STOP_LIMIT_S:g} s" if request.number == signal.SIGALRM else "hurried"
+        say(f"stopping: {why}, ending the processes")
         grace_s = HURRIED_GRACE_S
     finally:
         clean_up(lab_state.state_dir(), file.state, say, grace_s)
