@@ -153,12 +153,15 @@ class LabConfig(_Settings):
         raise KeyError(name)
 
 
+MERGE_TAG = "tag:yaml.org,2002:merge"  # the key `<<`
+
+
 class _StrictLoader(yaml.SafeLoader):
     """SafeLoader that refuses a key given twice, where PyYAML would keep the last."""
 
 
 def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
-    keys = [loader.construct_object(key) for key, _ in node.value]
+    keys = [loader.construct_object(key) for key, _ in node.value if key.tag != MERGE_TAG]
     doubled = [key for key, count in Counter(map(str, keys)).items() if count > 1]
     if doubled:
         raise ConfigError(f"key {doubled[0]!r} is given twice (line {node.start_mark.line + 1})")
@@ -180,14 +183,20 @@ def load(path: Path) -> LabConfig:
         raise ConfigError(f"{path}: {error}") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not YAML: {error}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected a mapping at the top, got {type(data).__name__}")
     try:
         return LabConfig.model_validate(data)
     except ValidationError as error:
-        raise ConfigError("\n".join(f"{path}: {_explain(fault)}" for fault in error.errors())) from None
+        faults = _without_echoes(error.errors())
+        raise ConfigError("\n".join(f"{path}: {_explain(fault)}" for fault in faults)) from None
+
+
+def _without_echoes(faults: list[Any]) -> list[Any]:
+    """Drop "too short" where items were given and are at fault themselves: pydantic counts only the good ones."""
+    return [fault for fault in faults if fault["type"] != "too_short" or not fault["input"]]
 
 
 def _explain(fault: Any) -> str:

@@ -33,23 +33,27 @@ class SweepError(TandemError):
 
 
 def clean_up(directory: Path, state: LabState, say: Say, grace_s: float = GRACE_S) -> None:
-    """Sweep up a run that nobody supervises any more, wait for its ports, remove the state file."""
+    """Sweep up a run that nobody supervises any more, remove the state file, wait for the ports.
+
+    Raises:
+        SweepError: a process survived (the state file stays), or a port is still in use.
+    """
     say("stopping: ending what is left of the lab")
     for name in sweep(state.run_id, grace_s):
         say(f"stopping: ended {name}")
-    _wait_for_ports(state, say)
     lab_state.remove(directory)
+    _wait_for_ports(state, say)
 
 
 def _wait_for_ports(state: LabState, say: Say) -> None:
+    say("stopping: waiting for the ports to be free")
     give_up_at_s = time.monotonic() + PORT_LIMIT_S
     while taken := [port for port in state.ports if port_fault(state.host, port)]:
         if time.monotonic() > give_up_at_s:
             raise SweepError(
-                f"port {taken[0]} is still in use {PORT_LIMIT_S:g} s after every process of the lab ended; "
-                f"`ss -ltnp` shows by whom"
+                f"every process of the lab has ended, yet port {taken[0]} is in use after {PORT_LIMIT_S:g} s: "
+                "another program has it (`ss -ltnp` shows which)"
             )
-        say(f"stopping: waiting for port {taken[0]} to be free")
         time.sleep(POLL_S)
 
 
