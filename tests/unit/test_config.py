@@ -1,0 +1,185 @@
+"""What a config file may not say: each refusal names the file, the key, the value and the bound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from serving import config
+from serving.core.errors import ConfigError
+from serving.core.lane import Strategy
+
+CHECKOUT = Path(__file__).parents[2]
+
+LANES = """\
+lanes:
+  - name: batched
+    strategy: batched
+"""
+SPECULATIVE = """\
+lanes:
+  - name: fast
+    strategy: speculative
+    speculation: {%s}
+"""
+
+
+def refusal(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "lab.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        config.load(path)
+    return str(caught.value).replace(str(path), "lab.yaml")
+
+
+def test_the_default_lab_has_the_three_lanes_it_promises() -> None:
+    lab = config.load(CHECKOUT / "deploy" / "lab.yaml")
+    assert [(lane.name, lane.strategy, lane.max_running) for lane in lab.lanes] == [
+        ("sequential", Strategy.SEQUENTIAL, 1),
+        ("batched", Strategy.BATCHED, 16),
+        ("speculative", Strategy.SPECULATIVE, 16),
+    ]
+    speculation = lab.lane("speculative").speculation
+    assert speculation is not None
+    assert speculation.num_speculative_tokens == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (LANES + "gatewy: {port: 1}\n", "lab.yaml: gatewy: unknown key (value {'port': 1})"),
+        (LANES + "gateway: {prot: 80}\n", "lab.yaml: gateway.prot: unknown key (value 80)"),
+        (
+            LANES + "gateway: {port: 70000}\n",
+            "lab.yaml: gateway.port = 70000: input should be less than or equal to 65535",
+        ),
+        (
+            LANES + "gateway: {port: none}\n",
+            "lab.yaml: gateway.port = 'none': input should be a valid integer, unable to parse string as an "
+            "integer",
+        ),
+        (
+            LANES + "scheduler: {max_waiting_requests: -1}\n",
+            "lab.yaml: scheduler.max_waiting_requests = -1: input should be greater than or equal to 0",
+        ),
+        (
+            LANES + "model: {dtype: int8}\n",
+            "lab.yaml: model.dtype = 'int8': input should be 'auto', 'float32', 'bfloat16' or 'float16'",
+        ),
+        (
+            "lanes:\n  - {name: Fast Lane, strategy: batched}\n",
+            "lab.yaml: lanes.0.name = 'Fast Lane': string should match pattern "
+            "'^[a-z0-9][a-z0-9.\\-]{0,62}$'",
+        ),
+        (
+            "lanes:\n  - {name: a, strategy: magic}\n",
+            "lab.yaml: lanes.0.strategy = 'magic': input should be 'sequential', 'batched' or 'speculative'",
+        ),
+        ("lanes:\n  - {name: a}\n", "lab.yaml: lanes.0.strategy: missing"),
+        ("model: {}\n", "lab.yaml: lanes: missing"),
+        (
+            "lanes: []\n",
+            "lab.yaml: lanes = []: tuple should have at least 1 item after validation, not 0",
+        ),
+        (
+            LANES + "  - {name: batched, strategy: batched}\n",
+            "lab.yaml: lanes: lane name 'batched' is used twice; names must be distinct",
+        ),
+        (
+            "lanes:\n  - {name: a, strategy: batched, takes_unpinned: false}\n",
+            "lab.yaml: lanes: no lane takes unpinned requests; set takes_unpinned: true on at least one",
+        ),
+        (
+            "lanes:\n  - {name: one, strategy: sequential, max_num_seqs: 4}\n",
+            "lab.yaml: lanes.0: a sequential lane runs one request at a time: max_num_seqs=4 must be 1 and "
+            "dispatch_margin=0 must be 0",
+        ),
+        (
+            "lanes:\n  - {name: one, strategy: sequential, max_num_seqs: 1, dispatch_margin: 2}\n",
+            "lab.yaml: lanes.0: a sequential lane runs one request at a time: max_num_seqs=1 must be 1 and "
+            "dispatch_margin=2 must be 0",
+        ),
+        (
+            "lanes:\n  - {name: fast, strategy: speculative}\n",
+            "lab.yaml: lanes.0: speculation must be given for strategy speculative, and only there; "
+            "strategy=speculative",
+        ),
+        (
+            "lanes:\n  - {name: slow, strategy: batched, speculation: {}}\n",
+            "lab.yaml: lanes.0: speculation must be given for strategy speculative, and only there; "
+            "strategy=batched",
+        ),
+        (
+            SPECULATIVE % "num_speculative_tokens: 17",
+            "lab.yaml: lanes.0.speculation.num_speculative_tokens = 17: input should be less than or equal "
+            "to 16",
+        ),
+        (
+            SPECULATIVE % "prompt_lookup_min: 5",
+            "lab.yaml: lanes.0.speculation: prompt_lookup_min=5 exceeds prompt_lookup_max=4",
+        ),
+        (
+            "lanes:\n  - {name: a, strategy: batched, engine: simulated}\n",
+            "lab.yaml: lanes.0: simulated must be given for engine simulated, and only there; "
+            "engine=simulated",
+        ),
+        (
+            LANES + "lanes: []\n",
+            "lab.yaml: key 'lanes' is given twice (line 1)",
+        ),
+        (
+            "gateway:\n  port: 1\n  port: 2\n" + LANES,
+            "lab.yaml: key 'port' is given twice (line 2)",
+        ),
+        ("- a\n- b\n", "lab.yaml: expected a mapping at the top, got list"),
+        ("", "lab.yaml: expected a mapping at the top, got NoneType"),
+    ],
+)
+def test_refusals_name_file_key_value_and_bound(tmp_path: Path, text: str, expected: str) -> None:
+    assert refusal(tmp_path, text) == expected
+
+
+def test_every_fault_is_named_not_only_the_first(tmp_path: Path) -> None:
+    lines = refusal(tmp_path, LANES + "gateway: {port: 0, replicas: 0}\n").splitlines()
+    assert [line.split(" = ")[0] for line in lines] == [
+        "lab.yaml: gateway.port",
+        "lab.yaml: gateway.replicas",
+    ]
+
+
+def test_what_is_not_yaml_is_refused_with_the_place(tmp_path: Path) -> None:
+    text = refusal(tmp_path, "lanes: [\n")
+    assert text.startswith("lab.yaml: not YAML: ")
+    assert "line 2" in text
+
+
+def test_a_merge_key_still_works(tmp_path: Path) -> None:
+    path = tmp_path / "lab.yaml"
+    path.write_text(
+        "lanes:\n  - &base {name: a, strategy: batched, max_num_seqs: 3}\n  - {<<: *base, name: b}\n"
+    )
+    assert [(lane.name, lane.max_num_seqs) for lane in config.load(path).lanes] == [("a", 3), ("b", 3)]
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent\.yaml: cannot be read: No such file or directory"):
+        config.load(tmp_path / "absent.yaml")
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "lab.yaml"
+    path.write_bytes(b"\xff\xfe\x00lanes")
+    with pytest.raises(ConfigError, match=r"lab\.yaml: "):
+        config.load(path)
+
+
+def test_settings_cannot_be_changed_once_read() -> None:
+    lab = config.load(CHECKOUT / "deploy" / "lab.yaml")
+    with pytest.raises(ValueError, match="frozen"):
+        setattr(lab.gateway, "port", 1)  # noqa: B010 - the type checker knows already
+
+
+def test_an_unknown_lane_is_a_key_error() -> None:
+    with pytest.raises(KeyError):
+        config.load(CHECKOUT / "deploy" / "lab.yaml").lane("warp")
