@@ -17,9 +17,11 @@ from typing import Any
 
 import httpx
 import openai
+import psutil
 import yaml
 
 START_LIMIT_S = 420
+LOOPBACK = {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,28 @@ class RunningLab:
         (replica,) = self.replicas(lane)
         counts: dict[str, Any] = httpx.get(f"{replica['url']}/tandem/engine", timeout=10).json()
         return counts
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process of the lab: all inherit its state directory."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("TANDEM_STATE") == self.environment["TANDEM_STATE"]:
+                    found.append(process)
+            except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+                continue  # it ended meanwhile, or is not ours to look at
+        return found
+
+    def listening_addresses(self) -> set[str]:
+        """IP addresses on which any process of the lab accepts connections."""
+        addresses = {
+            connection.laddr.ip
+            for process in self.processes()
+            for connection in process.net_connections("inet")
+            if connection.status == psutil.CONN_LISTEN
+        }
+        assert addresses, "the lab listens somewhere"
+        return addresses
 
 
 def wait_until(condition: Callable[[], bool], what: str, limit_s: float = 20) -> None:

@@ -1,6 +1,6 @@
 """Every metric Tandem exports: name, kind, unit, labels, buckets, help. The only list.
 
-Metrics are registered from it (`serving.telemetry.metrics`), and docs/metrics.md is checked against it.
+Metrics are registered from it (`serving.telemetry.registry`), and docs/metrics.md is checked against it.
 """
 
 from __future__ import annotations

@@ -51,6 +51,9 @@ def environment(lane: LaneConfig, model: ModelConfig) -> dict[str, str]:
         cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
         # vLLM's default keeps a core back for others; measured, all cores are better here.
         found["VLLM_CPU_OMP_THREADS_BIND"] = cores
+        # A CPU engine is one process group on one machine; its workers have no business on the network.
+        found["GLOO_SOCKET_IFNAME"] = "lo"
+        found["VLLM_HOST_IP"] = "127.0.0.1"
     return found
 
 

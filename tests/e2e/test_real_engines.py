@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from serving.core import metric_names as names
-from tests.running_lab import RunningLab, tandem, wait_until
+from tests.running_lab import LOOPBACK, RunningLab, tandem, wait_until
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 
@@ -184,6 +184,10 @@ def test_options_that_speculation_refuses_go_elsewhere_unless_pinned(lab: Runnin
     pinned = lab.post("/v1/chat/completions", body | {"model": f"{lab.model}:speculative"})
     assert pinned.status_code == 400
     assert "min_p" in pinned.json()["error"]["message"]
+
+
+def test_nothing_listens_beyond_the_loopback(lab: RunningLab) -> None:
+    assert lab.listening_addresses() <= LOOPBACK
 
 
 def test_a_three_point_bench_reports_every_figure(lab: RunningLab, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from serving.core.metric_names import METRICS
-from tests.running_lab import RunningLab, wait_until
+from tests.running_lab import LOOPBACK, RunningLab, wait_until
 
 
 def ask_all(lab: RunningLab, model: str, count: int, max_tokens: int = 20) -> list[httpx.Response]:
@@ -78,14 +78,7 @@ def test_every_process_is_found_and_exports_its_metrics_with_labels(lab: Running
 
 
 def test_nothing_listens_beyond_the_loopback(lab: RunningLab) -> None:
-    addresses = {
-        connection.laddr.ip
-        for process in _lab_processes(lab)
-        for connection in process.net_connections("inet")
-        if connection.status == psutil.CONN_LISTEN
-    }
-    assert addresses, "the lab listens somewhere"
-    assert addresses <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
+    assert lab.listening_addresses() <= LOOPBACK
 
 
 def test_a_replica_that_dies_mid_stream_ends_the_stream_with_an_error_and_is_replaced(
@@ -109,21 +102,9 @@ def test_a_replica_that_dies_mid_stream_ends_the_stream_with_an_error_and_is_rep
     assert lab.client().completions.create(model="sim:speculative", prompt="x", max_tokens=2)
 
 
-def _lab_processes(lab: RunningLab) -> list[psutil.Process]:
-    """All processes of the lab: those that its gateway's port leads to, and their relatives."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("TANDEM_STATE") == lab.environment["TANDEM_STATE"]:
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return found
-
-
 def _replica_process(lab: RunningLab, url: str) -> psutil.Process:
     port = int(url.rsplit(":", 1)[1])
-    for process in _lab_processes(lab):
+    for process in lab.processes():
         if any(_listens(connection, port) for connection in process.net_connections("inet")):
             return process
     raise AssertionError(f"no process of the lab listens on {port}")
