@@ -49,23 +49,24 @@ THEMES = {
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The lines of a figure: the field that tells them apart, and their names in order."""
+    """The lines of a figure: the field that tells them apart, their names in order, the legend's title."""
 
     field: str
     names: tuple[str, ...]
+    title: str
 
     def lines(self, base: Chart, **encodings: Any) -> Chart:
         """A line for each name."""
-        dash = alt.StrokeDash(f"{self.field}:N", title=self.field, scale=self._scale(DASHES))
+        dash = alt.StrokeDash(f"{self.field}:N", title=self.title, scale=self._scale(DASHES))
         return base.mark_line(strokeWidth=2).encode(color=self._colour(), strokeDash=dash, **encodings)
 
     def points(self, base: Chart) -> Chart:
         """A mark for each value."""
-        shape = alt.Shape(f"{self.field}:N", title=self.field, scale=self._scale(SHAPES))
+        shape = alt.Shape(f"{self.field}:N", title=self.title, scale=self._scale(SHAPES))
         return base.mark_point(filled=True, size=75, opacity=1).encode(color=self._colour(), shape=shape)
 
     def _colour(self) -> Any:
-        return alt.Color(f"{self.field}:N", title=self.field, scale=self._scale(COLOURS))
+        return alt.Color(f"{self.field}:N", title=self.title, scale=self._scale(COLOURS))
 
     def _scale(self, values: Sequence[Any]) -> Any:
         return alt.Scale(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,7 @@ def save_png(drawn: DrawnFigure, directory: Path) -> Path | None:
     return path
 
 
+@cache
 def javascript() -> str:
     """Vega, Vega-Lite and Vega-Embed in one script that needs no network."""
     return str(vl_convert.javascript_bundle(EXPORTS, vl_version=VEGA_LITE_VERSION))
@@ -104,7 +106,7 @@ def _stage_rows(summary: Summary) -> list[Row]:
 
 
 def _lanes(summary: Summary) -> Series:
-    return Series("lane", tuple(lane.lane for lane in summary.lanes))
+    return Series("lane", tuple(lane.lane for lane in summary.lanes), "lane")
 
 
 _STAGE_TIPS = (
@@ -128,8 +130,14 @@ def _frontier(summary: Summary, field: str, title: str) -> Chart | None:
     base = alt.Chart().encode(
         x=log_axis(field, title), y=from_zero("tokens_per_s", "output tokens/s"), tooltip=list(_STAGE_TIPS)
     )
-    labels = base.mark_text(dx=10, dy=-10, fontSize=11).encode(text="label:N")
-    return panels([lanes.lines(base, order="concurrency:Q"), lanes.points(base), labels], rows, "workload")
+    labels = []
+    for index, name in enumerate(lanes.names):
+        # Lanes often meet at concurrency 1: their labels go above and below in turn.
+        mark = base.transform_filter(alt.datum.lane == name).mark_text(
+            align="left", dx=8, dy=-9 if index % 2 else 11, fontSize=11
+        )
+        labels.append(mark.encode(text="label:N"))
+    return panels([lanes.lines(base, order="concurrency:Q"), lanes.points(base), *labels], rows, "workload")
 
 
 def _labelled(rows: Sequence[Row], field: str) -> list[Row]:
@@ -176,7 +184,7 @@ def _speed_up(summary: Summary) -> Chart | None:
     measured = [row for row in rows if row["kind"] == "measured"]
     if not measured:
         return None
-    ratios = Series("ratio", tuple(dict.fromkeys(row["ratio"] for row in measured)))
+    ratios = Series("ratio", tuple(dict.fromkeys(row["ratio"] for row in measured)), "ratio")
     x = concurrency_axis([row["concurrency"] for row in measured])
     tips = [
         tip("ratio:N", "ratio"),
@@ -253,9 +261,10 @@ def _acceptance(summary: Summary) -> Chart | None:
         for stage in stages
         if (value := getattr(stage, field)) is not None
     ]
-    series = Series("series", tuple(dict.fromkeys(row["series"] for row in rows)))
+    title = "workload" if is_single else "lane, workload"
+    series = Series("series", tuple(dict.fromkeys(row["series"] for row in rows)), title)
     x = concurrency_axis([row["concurrency"] for row in rows])
-    tips = [tip("series:N", "series"), tip("concurrency:Q", "concurrency"), tip("value:Q", "value", ".2f")]
+    tips = [tip("series:N", title), tip("concurrency:Q", "concurrency"), tip("value:Q", "value", ".2f")]
     base = alt.Chart().encode(x=x, y=from_zero("value", None), tooltip=tips)
     return panels([series.lines(base), series.points(base)], rows, "measure").resolve_scale(y="independent")
 

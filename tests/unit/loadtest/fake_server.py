@@ -125,6 +125,14 @@ class FakeLane:
     memory_bytes: int = 1 << 30
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the server itself took for an answer, by its own stamps."""
+
+    ttft_s: float
+    tpot_s: float
+
+
 DEFAULT_LANES = {
     "sequential": FakeLane("sequential", 0.020, 0.010, max_running=1, memory_bytes=900 << 20),
     "batched": FakeLane("batched", 0.020, 0.010, slower_per_user=0.03, memory_bytes=1100 << 20),
@@ -140,10 +148,17 @@ class FakeLab:
     def __init__(self, lanes: dict[str, FakeLane] | None = None) -> None:
         self.lanes = lanes or DEFAULT_LANES
         self.num_requests: dict[str, int] = dict.fromkeys(self.lanes, 0)
+        self.served: dict[str, list[Served]] = {name: [] for name in self.lanes}
         self.running: dict[str, int] = dict.fromkeys(self.lanes, 0)
         self.drafts: dict[str, list[int]] = {name: [0, 0, 0] for name in self.lanes}
         self.address = ""
         self._gates: dict[str, asyncio.Semaphore] = {}
+        self._watches: list[tuple[int, threading.Event]] = []
+
+    def after(self, num_requests: int) -> threading.Event:
+        """An event that is set when so many requests have arrived in all."""
+        self._watches.append((num_requests, threading.Event()))
+        return self._watches[-1][1]
 
     async def serve(self, host: str, port: int) -> asyncio.Server:
         self._gates = {name: asyncio.Semaphore(lane.max_running) for name, lane in self.lanes.items()}
@@ -185,6 +200,9 @@ class FakeLab:
         prompt = body["messages"][0]["content"]
         per_chunk = lane.tokens_per_chunk if "text" in prompt[:40] else lane.story_tokens_per_chunk
         self.num_requests[name] += 1
+        for count, reached in self._watches:
+            if sum(self.num_requests.values()) >= count:
+                reached.set()
         is_broken = bool(lane.fail_every) and self.num_requests[name] % lane.fail_every == 0
         async with self._gates[name]:
             self.running[name] += 1
@@ -205,6 +223,7 @@ class FakeLab:
         break_after: int | None,
         writer: asyncio.StreamWriter,
     ) -> None:
+        stamps = [time.perf_counter()]
         await asyncio.sleep(lane.ttft_s)
         writer.write(
             OK_HEAD.replace(b"batched-1", name.encode() + b"-1").replace(b": batched", b": " + name.encode())
@@ -217,8 +236,10 @@ class FakeLab:
             size = min(per_chunk, tokens - start)
             if lane.strategy == "speculative":
                 self._count(name, 4, size - 1)
+            stamps.append(time.perf_counter())
             writer.write(http_chunk(text_event("word " * size)))
             await writer.drain()
+        self.served[name].append(Served(stamps[1] - stamps[0], (stamps[-1] - stamps[1]) / (tokens - 1)))
         writer.write(http_chunk(usage_event(150, tokens)) + http_chunk(DONE) + END)
         await writer.drain()
 

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from loadtest.analysis import summarize
+from loadtest.figures import FIGURES, draw_all
+from loadtest.report import build, render
+from loadtest.table import print_table
+
+from .runs import record, run_file, stage_run, whole_run, write_whole_run
+
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("run")
+    write_whole_run(directory, *whole_run())
+    build(directory)
+    return directory
+
+
+def channels(spec: Any) -> set[str]:
+    """Every encoding channel used anywhere in a Vega-Lite spec."""
+    if isinstance(spec, dict):
+        own = set(spec.get("encoding", {}))
+        return own.union(*(channels(value) for value in spec.values()))
+    if isinstance(spec, list):
+        return set().union(*(channels(value) for value in spec))
+    return set()
+
+
+def test_a_run_gets_all_its_files(built: Path) -> None:
+    assert {path.name for path in built.iterdir()} >= {"summary.json", "bench.json", "report.html", "figures"}
+    assert json.loads((built / "summary.json").read_text()) == json.loads((built / "bench.json").read_text())
+    for figure in FIGURES:
+        data = (built / "figures" / f"{figure.name}.png").read_bytes()
+        assert data.startswith(PNG_SIGNATURE)
+        assert int.from_bytes(data[16:20]) > 600  # pixels wide
+
+
+def test_the_page_asks_nothing_of_the_network(built: Path) -> None:
+    page = (built / "report.html").read_text()
+    assert "default-src 'none'" in page
+    markup = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
+    assert len(markup) < len(page) / 10
+    assert not re.search(r"(?:src|href|action|data)\s*=\s*[\"'](?!#)|@import|url\(", markup)
+
+
+def test_the_page_says_what_was_measured(built: Path) -> None:
+    page = (built / "report.html").read_text().partition("<script>")[0]
+    for text in (
+        "Abacus 9000",
+        "vllm 0.32.0",
+        "avx2",
+        "pays up to a concurrency of about 4.0",
+        "0 of 156 requests",
+    ):
+        assert text in page, text
+    for figure in FIGURES:
+        assert f'data-figure="{figure.name}"' in page
+
+
+def test_figures_are_in_the_page_as_they_are_drawn(built: Path) -> None:
+    page = (built / "report.html").read_text()
+    found = re.search(r"^const figures = (\{.*\});$", page, re.MULTILINE)
+    assert found
+    specs = json.loads(found[1])
+    assert specs == {drawn.figure.name: drawn.spec for drawn in draw_all(summarize(*whole_run()))}
+
+
+@pytest.mark.parametrize(
+    "name", ["throughput-ttft", "throughput-tpot", "time-per-request", "speculation-speed-up"]
+)
+def test_lanes_differ_by_more_than_colour(name: str) -> None:
+    spec = next(drawn.spec for drawn in draw_all(summarize(*whole_run())) if drawn.figure.name == name)
+    assert {"shape", "strokeDash", "color"} <= channels(spec)
+
+
+def test_axes_carry_units() -> None:
+    drawn = {each.figure.name: json.dumps(each.spec) for each in draw_all(summarize(*whole_run()))}
+    for name, title in (
+        ("throughput-ttft", "TTFT p50 (s, log scale)"),
+        ("throughput-tpot", "TPOT p50 (ms, log scale)"),
+        ("time-per-request", "E2E p50 (s)"),
+        ("memory", "memory (GiB)"),
+        ("throughput-ttft", "output tokens/s"),
+    ):
+        assert title in drawn[name]
+
+
+def test_the_crossing_is_marked() -> None:
+    spec = next(
+        each.spec for each in draw_all(summarize(*whole_run())) if each.figure.name == "speculation-speed-up"
+    )
+    assert "TPOT ≈ 4.0" in json.dumps(spec, ensure_ascii=False)
+
+
+def test_without_a_speculative_lane_the_page_says_so() -> None:
+    records = [record("batched")]
+    summary = summarize(run_file([stage_run(records)]), records)
+    page = render(summary, draw_all(summary)).partition("<script>")[0]
+    assert "The run has no speculative lane beside a batched one." in page
+    assert 'data-figure="speculation-speed-up"' not in page
+    assert "No replica exports its memory." in page
+
+
+def test_failures_are_listed_and_their_text_is_not_markup() -> None:
+    records = [record("batched"), record("batched", number=1, reason="upstream_broke")]
+    summary = summarize(run_file([stage_run(records)]), records)
+    page = render(summary, draw_all(summary)).partition("<script>")[0]
+    assert "<td>upstream_broke</td>" in page
+    assert "&lt;b&gt;upstream_broke&lt;/b&gt; in words" in page
+    assert "1 requests did not complete" in page
+    assert "1 of 2 failed" in json.dumps(draw_all(summary)[-1].spec)
+
+
+def test_text_of_an_answer_cannot_end_the_script() -> None:
+    records = [record("batched")]
+    run = run_file([stage_run(records)])
+    run.run.config["lanes"][0]["note"] = "</script><script>alert(1)</script>"
+    page = render(summarize(run, records), draw_all(summarize(run, records)))
+    assert page.count("</script>") == 2
+
+
+def test_a_run_that_did_nothing_still_has_a_report(tmp_path: Path) -> None:
+    write_whole_run(tmp_path, run_file([]), [])
+    summary = build(tmp_path)
+    assert summary.stages == ()
+    assert "no lane ran" in (tmp_path / "report.html").read_text()
+
+
+def test_a_directory_that_is_no_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"requests\.jsonl: is missing; is this the directory of a run\?"):
+        build(tmp_path)
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_table_fits_and_cuts_no_word(width: int) -> None:
+    out = io.StringIO()
+    print_table(
+        summarize(*whole_run()), Console(file=out, width=width, force_terminal=True, color_system=None)
+    )
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert "…" not in out.getvalue()
+    assert sum("speculative" in line for line in lines) == 6

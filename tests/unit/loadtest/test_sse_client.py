@@ -1,0 +1,305 @@
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from loadtest.record import ClientReason, RequestLabel, RequestRecord
+from loadtest.sse_client import ClientSettings, StreamingClient
+from serving.core.latency import inter_chunk_latencies_s
+from serving.core.request import Outcome
+
+from .fake_server import (
+    DONE,
+    END,
+    OK_HEAD,
+    Conversation,
+    event,
+    http_chunk,
+    scripted_server,
+    text_event,
+    usage_event,
+)
+
+LABEL = RequestLabel("test-1", "batched", "copy", 1, 0)
+BODY: dict[str, Any] = {"model": "m", "stream": True}
+GAP_S = 0.03
+
+
+def send(base_url: str, **settings: float) -> RequestRecord:
+    client = StreamingClient(ClientSettings(base_url, **settings))
+    try:
+        return client.send(LABEL, BODY, scheduled_at_s=time.perf_counter())
+    finally:
+        client.close()
+
+
+def answer_whole(talk: Conversation) -> None:
+    """A complete answer of two chunks and three tokens."""
+    if talk.receive():
+        talk.send(OK_HEAD)
+        for part in (text_event("one"), text_event(" two three"), usage_event(5, 3), DONE):
+            talk.send(http_chunk(part))
+        talk.send(END)
+
+
+def test_every_chunk_is_stamped_when_it_arrives() -> None:
+    """Small events with known gaps: a reader that waits for a full buffer would see them in lumps."""
+
+    def script(talk: Conversation) -> None:
+        talk.receive()
+        talk.send(OK_HEAD)
+        for number in range(6):
+            time.sleep(GAP_S)
+            talk.send(http_chunk(text_event(f"w{number} ")))
+        talk.send(http_chunk(usage_event(5, 6)) + http_chunk(DONE) + END)
+
+    before_s = time.perf_counter()
+    with scripted_server(script) as (url, talks):
+        record = send(url)
+    after_s = time.perf_counter()
+
+    assert record.outcome is Outcome.COMPLETED
+    assert record.text == "w0 w1 w2 w3 w4 w5 "
+    assert (record.prompt_tokens, record.output_tokens, record.status) == (5, 6, 200)
+    assert (record.served_by_lane, record.served_by_replica) == ("batched", "batched-1")
+    assert len(record.chunk_at_s) == 6
+    assert record.sent_at_s is not None
+    assert record.first_byte_at_s is not None
+    instants = [record.scheduled_at_s, record.sent_at_s, record.first_byte_at_s, *record.chunk_at_s]
+    instants.append(record.finished_at_s)
+    assert instants == sorted(instants)
+    assert before_s <= instants[0]
+    assert instants[-1] <= after_s
+    # Same machine, same clock: no chunk is stamped before it was sent, and none long after.
+    sent_s = talks[0].sent_at_s[1:7]
+    for stamped_s, written_s in zip(record.chunk_at_s, sent_s, strict=True):
+        assert 0 <= stamped_s - written_s < 0.5
+    # A chunk may be stamped late, and then the next gap is short by as much; their sum cannot shrink.
+    gaps_s = inter_chunk_latencies_s(record.timeline)
+    assert sum(gaps_s) >= 5 * GAP_S - (record.chunk_at_s[0] - sent_s[0])
+    assert sorted(gaps_s)[2] > GAP_S / 2  # not in lumps
+    assert max(gaps_s) < 1.0
+
+
+def test_a_lumpy_server_gives_lumpy_stamps() -> None:
+    """The counterpart: the test above would notice events that arrive together."""
+
+    def script(talk: Conversation) -> None:
+        talk.receive()
+        talk.send(OK_HEAD)
+        time.sleep(GAP_S)
+        talk.send(b"".join(http_chunk(text_event(f"w{n}")) for n in range(6)))
+        talk.send(http_chunk(usage_event(5, 6)) + http_chunk(DONE) + END)
+
+    with scripted_server(script) as (url, _):
+        record = send(url)
+    assert sorted(inter_chunk_latencies_s(record.timeline))[2] < GAP_S / 2
+
+
+def test_events_cut_anywhere_are_put_together() -> None:
+    def script(talk: Conversation) -> None:
+        talk.receive()
+        stream = text_event("häß") + b": keep-alive\n\n" + text_event("lich") + usage_event(5, 2) + DONE
+        talk.send(OK_HEAD)
+        for start in range(0, len(stream), 7):
+            talk.send(http_chunk(stream[start : start + 7]))
+        talk.send(END)
+
+    with scripted_server(script) as (url, _):
+        record = send(url)
+    assert (record.outcome, record.text, len(record.chunk_at_s)) == (Outcome.COMPLETED, "häßlich", 2)
+
+
+def test_one_connection_serves_several_requests() -> None:
+    def script(talk: Conversation) -> None:
+        for _ in range(3):
+            answer_whole(talk)
+
+    with scripted_server(script) as (url, talks):
+        client = StreamingClient(ClientSettings(url))
+        records = [client.send(LABEL, BODY, time.perf_counter()) for _ in range(3)]
+        client.close()
+    assert [record.outcome for record in records] == [Outcome.COMPLETED] * 3
+    assert [record.num_reconnects for record in records] == [0, 0, 0]
+    assert len(talks) == 1
+    assert b"x-request-id: test-1" in talks[0].requests[0]
+
+
+def test_a_stale_connection_is_replaced_and_counted() -> None:
+    closed = threading.Event()
+
+    def close_after_answer(talk: Conversation) -> None:
+        answer_whole(talk)
+        talk.sock.shutdown(socket.SHUT_RDWR)
+        closed.set()
+
+    with scripted_server(close_after_answer, answer_whole) as (url, talks):
+        client = StreamingClient(ClientSettings(url))
+        first = client.send(LABEL, BODY, time.perf_counter())
+        assert closed.wait(5)
+        second = client.send(LABEL, BODY, time.perf_counter())
+        client.close()
+    assert (first.outcome, first.num_reconnects) == (Outcome.COMPLETED, 0)
+    assert (second.outcome, second.num_reconnects) == (Outcome.COMPLETED, 1)
+    assert [len(talk.requests) for talk in talks] == [1, 1]
+
+
+def test_a_request_that_was_sent_is_never_sent_again() -> None:
+    """The server took the second request on the same connection and hung up: it may have worked on it."""
+
+    def script(talk: Conversation) -> None:
+        answer_whole(talk)
+        talk.receive()
+
+    with scripted_server(script) as (url, talks):
+        client = StreamingClient(ClientSettings(url))
+        client.send(LABEL, BODY, time.perf_counter())
+        record = client.send(LABEL, BODY, time.perf_counter())
+    assert (record.outcome, record.reason) == (Outcome.FAILED, ClientReason.CUT_OFF)
+    assert record.num_reconnects == 0
+    assert len(talks[0].requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("stream", "reason", "chunks"),
+    [
+        pytest.param(http_chunk(text_event("a")), ClientReason.CUT_OFF, 1, id="connection cut"),
+        pytest.param(http_chunk(text_event("a")) + END, ClientReason.CUT_OFF, 1, id="ended without DONE"),
+        pytest.param(http_chunk(text_event("a"))[:-9], ClientReason.CUT_OFF, 0, id="cut inside a chunk"),
+        pytest.param(
+            http_chunk(text_event("a")) + http_chunk(event({"error": {"message": "engine died"}})) + END,
+            ClientReason.ERROR_EVENT, 1, id="error event",
+        ),
+        pytest.param(
+            http_chunk(text_event("a")) + http_chunk(DONE) + END, ClientReason.NO_USAGE, 1, id="no usage"
+        ),
+        pytest.param(http_chunk(usage_event(5, 3)) + http_chunk(DONE) + END, ClientReason.NO_TEXT, 0, id="no text"),
+        pytest.param(http_chunk(b"data: {\n\n") + END, ClientReason.ERROR_EVENT, 0, id="not JSON"),
+        pytest.param(http_chunk(event({"choices": [None]})) + END, ClientReason.ERROR_EVENT, 0, id="odd choices"),
+        pytest.param(http_chunk(event({"usage": 3})) + END, ClientReason.ERROR_EVENT, 0, id="odd usage"),
+        pytest.param(b"no chunk size\r\n", ClientReason.CUT_OFF, 0, id="not chunked"),
+    ],
+)  # fmt: skip
+def test_half_a_stream_is_a_failure(stream: bytes, reason: ClientReason, chunks: int) -> None:
+    def script(talk: Conversation) -> None:
+        talk.receive()
+        talk.send(OK_HEAD + stream)
+
+    with scripted_server(script) as (url, _):
+        record = send(url)
+    assert (record.outcome, record.reason) == (Outcome.FAILED, reason)
+    assert record.error
+    assert len(record.chunk_at_s) == chunks
+    assert record.finished_at_s >= record.scheduled_at_s
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "outcome", "reason", "message"),
+    [
+        (b"429 Too Many\r\nx-tandem-reason: queue_full", b'{"error": {"message": "64 of 64 waiting"}}',
+         Outcome.REJECTED, "queue_full", "64 of 64 waiting"),
+        (b"404 Not Found", b'{"error": {"message": "no such model"}}', Outcome.REJECTED, "http_404", "no such model"),
+        (b"503 Unavailable\r\nx-tandem-reason: draining", b"{}", Outcome.FAILED, "draining", "{}"),
+        (b"500 Oops", b"<h1>Oops</h1>", Outcome.FAILED, "http_500", "<h1>Oops</h1>"),
+        (b"500 Oops", b'["odd"]', Outcome.FAILED, "http_500", "['odd']"),
+    ],
+)  # fmt: skip
+def test_refusals_keep_their_reason(
+    head: bytes, body: bytes, outcome: Outcome, reason: str, message: str
+) -> None:
+    def script(talk: Conversation) -> None:
+        talk.receive()
+        talk.send(b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n%s" % (head, len(body), body))
+
+    with scripted_server(script) as (url, _):
+        record = send(url)
+    assert (record.outcome, record.reason, record.error) == (outcome, reason, message)
+    assert record.status == int(head[:3])
+
+
+def test_nobody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    record = send(f"http://127.0.0.1:{port}")
+    assert (record.outcome, record.reason) == (Outcome.FAILED, ClientReason.CONNECT)
+    assert record.error is not None
+    assert "refused" in record.error
+    assert record.sent_at_s is None
+
+
+def test_silence_ends_at_the_idle_timeout() -> None:
+    go = threading.Event()
+
+    def script(talk: Conversation) -> None:
+        talk.receive()
+        talk.send(OK_HEAD + http_chunk(text_event("a")))
+        assert go.wait(5)
+
+    with scripted_server(script) as (url, _):
+        record = send(url, idle_timeout_s=0.05)
+        go.set()
+    assert (record.outcome, record.reason) == (Outcome.FAILED, ClientReason.IDLE_TIMEOUT)
+    assert record.error == "no byte for 0.05 s (idle_timeout_s)"
+    assert record.finished_at_s - record.chunk_at_s[0] >= 0.05
+
+
+def test_not_http_at_all() -> None:
+    def script(talk: Conversation) -> None:
+        talk.receive()
+        talk.send(b"hello\r\n\r\n")
+
+    with scripted_server(script) as (url, _):
+        record = send(url)
+    assert (record.outcome, record.reason) == (Outcome.FAILED, ClientReason.BAD_STREAM)
+
+
+def test_cancel_ends_a_request_in_flight_and_those_after_it() -> None:
+    started, go = threading.Event(), threading.Event()
+
+    def script(talk: Conversation) -> None:
+        talk.receive()
+        talk.send(OK_HEAD + http_chunk(text_event("a")))
+        started.set()
+        assert go.wait(5)
+
+    with scripted_server(script, lambda talk: None) as (url, talks):
+        client = StreamingClient(ClientSettings(url))
+
+        def cancel() -> None:
+            assert started.wait(5)
+            client.cancel(ClientReason.INTERRUPTED)
+
+        canceller = threading.Thread(target=cancel)
+        canceller.start()
+        record = client.send(LABEL, BODY, time.perf_counter())
+        canceller.join(5)
+        go.set()
+        later = client.send(LABEL, BODY, time.perf_counter())
+    assert (record.outcome, record.reason) == (Outcome.CANCELLED, ClientReason.INTERRUPTED)
+    assert (later.outcome, later.sent_at_s) == (Outcome.CANCELLED, None)
+    assert talks[1].requests == []
+
+
+@pytest.mark.parametrize("url", ["https://127.0.0.1:1", "127.0.0.1:8000", "http://"])
+def test_an_address_that_cannot_be_used_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="is not of the form http://host:port"):
+        ClientSettings(url)
+
+
+def test_stamps_come_from_the_given_clock() -> None:
+    ticks = iter(range(100, 200))
+    with scripted_server(answer_whole) as (url, _):
+        client = StreamingClient(ClientSettings(url), clock=lambda: float(next(ticks)))
+        record = client.send(LABEL, BODY, scheduled_at_s=99.0)
+        client.close()
+    assert record.sent_at_s == 100
+    assert record.first_byte_at_s == 101
+    # One reading for each receive: at least one between two chunks, which the server sent apart.
+    assert all(
+        earlier < later for earlier, later in pairwise((101, *record.chunk_at_s, record.finished_at_s))
+    )
