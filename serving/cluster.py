@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -31,7 +30,8 @@ def detach(command: Sequence[str], *, run_id: str, log_path: Path, timeout_s: fl
     """Start a supervisor in a session of its own and wait until its lab is ready.
 
     Args:
-        command: runs `supervise` with `run_id`, and fails by itself when not ready in time.
+        command: path and arguments of what runs `supervise` with `run_id`; it fails by itself when it is not
+            ready in time.
         log_path: receives its output.
         timeout_s: how long to wait; longer than the supervisor's own limit.
 
@@ -40,15 +40,7 @@ def detach(command: Sequence[str], *, run_id: str, log_path: Path, timeout_s: fl
         KeyboardInterrupt: interrupted; the half-started lab is gone.
     """
     log_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with log_path.open("wb") as log:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env=os.environ | {RUN_ID_VARIABLE: run_id, "PYTHONUNBUFFERED": "1"},
-        )
+    child = _spawn(command, log_path, os.environ | {RUN_ID_VARIABLE: run_id, "PYTHONUNBUFFERED": "1"})
     try:
         return _follow(child, log_path, timeout_s, say)
     except BaseException:
@@ -56,10 +48,30 @@ def detach(command: Sequence[str], *, run_id: str, log_path: Path, timeout_s: fl
         raise
 
 
-def _follow(child: subprocess.Popen[bytes], log_path: Path, timeout_s: float, say: Say) -> LabState:
+def _spawn(command: Sequence[str], log_path: Path, env: dict[str, str]) -> psutil.Process:
+    # Not subprocess.Popen, which warns when it is let go while its child lives, as is the purpose here.
+    with log_path.open("wb") as log, Path(os.devnull).open("rb") as nothing:
+        actions = [
+            (os.POSIX_SPAWN_DUP2, nothing.fileno(), 0),
+            (os.POSIX_SPAWN_DUP2, log.fileno(), 1),
+            (os.POSIX_SPAWN_DUP2, log.fileno(), 2),
+        ]
+        return psutil.Process(
+            os.posix_spawn(command[0], list(command), env, file_actions=actions, setsid=True)
+        )
+
+
+def _exit_code(child: psutil.Process) -> int | None:
+    try:
+        return child.wait(timeout=0)
+    except psutil.TimeoutExpired:
+        return None
+
+
+def _follow(child: psutil.Process, log_path: Path, timeout_s: float, say: Say) -> LabState:
     say("starting the supervisor")
     give_up_at_s = time.monotonic() + timeout_s
-    while child.poll() is None:
+    while (code := _exit_code(child)) is None:
         state = lab_state.read(log_path.parent)
         if state is not None and state.pid == child.pid:
             if state.phase is Phase.READY:
@@ -68,7 +80,7 @@ def _follow(child: subprocess.Popen[bytes], log_path: Path, timeout_s: float, sa
         if time.monotonic() > give_up_at_s:
             raise StartFailedError(f"not ready within {timeout_s:g} s; {_tail(log_path)}")
         time.sleep(POLL_S)
-    raise StartFailedError(f"the lab did not start (exit code {child.returncode}); {_tail(log_path)}")
+    raise StartFailedError(f"the lab did not start (exit code {code}); {_tail(log_path)}")
 
 
 def _tail(log_path: Path) -> str:
@@ -76,15 +88,15 @@ def _tail(log_path: Path) -> str:
     return "\n".join([f"the end of {log_path}:", *(f"  {line}" for line in lines)])
 
 
-def _abandon(child: subprocess.Popen[bytes], run_id: str, say: Say) -> None:
+def _abandon(child: psutil.Process, run_id: str, say: Say) -> None:
     """End a half-started lab; a second Ctrl-C kills the supervisor instead of waiting for it."""
     directory = lab_state.state_dir()
     try:
-        if child.poll() is None:
+        if _exit_code(child) is None:
             say("stopping the half-started lab")
             child.terminate()
             child.wait(timeout=ABANDON_LIMIT_S)
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+    except (psutil.TimeoutExpired, KeyboardInterrupt):
         child.kill()
         child.wait()
     finally:
