@@ -21,7 +21,7 @@ from serving.core.request import Outcome
 from .fake_server import FakeLane, fake_lab
 
 ROOT = Path(__file__).parents[3]
-TIMEOUT_S = 60
+TIMEOUT_S = 200  # of a process; they take seconds, but other work may share the cores
 
 # Two profiles that differ in each respect: a scaled or shifted figure must be wrong for one of them.
 QUICK = FakeLane("batched", ttft_s=0.01, gap_s=0.004)
@@ -73,12 +73,12 @@ def test_a_whole_run_tells_the_truth(tmp_path: Path) -> None:
     assert lab.num_requests == {"quick": 17, "slow": 17}  # and one to warm up
     for (name, _), stage in stages.items():
         lane = lab.lanes[name]
-        chunks = 20 // lane.tokens_per_chunk
-        tpot_s = (chunks - 1) * lane.gap_s / 19
+        served = lab.served[name]
+        tpot_s = (20 // lane.tokens_per_chunk - 1) * lane.gap_s / 19
         assert stage["failures"] == 0
-        # Lower bounds are what the server waited; upper bounds leave room for a busy machine.
-        assert lane.ttft_s <= stage["ttft_s"]["p50"] < lane.ttft_s + 0.05
-        assert tpot_s <= stage["tpot_s"]["p50"] < tpot_s * 1.5 + 0.002
+        # Lower bounds are what the server must wait, upper ones what it took by its own stamps, with slack.
+        assert lane.ttft_s <= stage["ttft_s"]["p50"] < max(each.ttft_s for each in served) + 0.05
+        assert tpot_s <= stage["tpot_s"]["p50"] < max(each.tpot_s for each in served) * 1.25 + 0.002
         assert stage["tokens_per_chunk"] == pytest.approx(lane.tokens_per_chunk)
         assert stage["notes"] == []  # Locust's own counts agree, among others
         assert stage["memory_bytes"] == lane.memory_bytes
@@ -117,9 +117,8 @@ def test_users_share_a_closed_loop(tmp_path: Path) -> None:
     assert stage["requests"] == 6
     # The first answer came at once, the last ones behind two others.
     assert stage["ttft_s"]["p95"] >= 2 * service_s
-    assert stage["e2e_s"]["p95"] < 3 * service_s + 0.2
-    firsts = sorted(ttft_s(r.timeline) for r in records_of(tmp_path) if not r.label.is_warmup)
-    assert firsts[0] < service_s
+    firsts = sorted(ttft_s(record.timeline) for record in records_of(tmp_path) if not record.label.is_warmup)
+    assert firsts[0] < firsts[-1] / 2
 
 
 def test_failures_are_counted_and_not_hidden(tmp_path: Path) -> None:
@@ -166,11 +165,9 @@ def test_a_stage_that_takes_too_long_is_cut_and_marked(tmp_path: Path) -> None:
     assert stage["cut"] is True
     assert 2 <= stage["requests"] < stage["planned_requests"]
     assert summary["run"]["status"] == "incomplete"
-    ends = Counter(r.outcome for r in records_of(tmp_path) if not r.label.is_warmup)
-    assert ends == {
-        Outcome.COMPLETED: stage["requests"] - stage["failures"],
-        Outcome.CANCELLED: stage["failures"],
-    }
+    ends = Counter(record.outcome for record in records_of(tmp_path) if not record.label.is_warmup)
+    assert ends[Outcome.CANCELLED] == stage["failures"] > 0
+    assert ends.total() == stage["requests"]
 
 
 def test_ctrl_c_writes_what_there_is(tmp_path: Path) -> None:
@@ -179,7 +176,8 @@ def test_ctrl_c_writes_what_there_is(tmp_path: Path) -> None:
         arguments = ("--concurrency", "1,2", "--workloads", "copy", "--output-tokens", "4")
         process = subprocess.Popen(
             command(url, tmp_path, *arguments),
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
         )  # fmt: skip
         assert process.stderr is not None
         for line in process.stderr:
@@ -258,18 +256,19 @@ def test_a_report_is_rebuilt_the_same(tmp_path: Path) -> None:
     assert (tmp_path / "latest" / "summary.json").read_bytes() == before
 
 
-def test_the_locustfile_works_alone(tmp_path: Path) -> None:
-    prefix = tmp_path / "stats"
+def test_the_locustfile_works_alone() -> None:
     with fake_lab({"quick": QUICK}) as (url, lab):
-        done = subprocess.run(
+        enough = lab.after(8)
+        process = subprocess.Popen(
             [
                 sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py", "--host", url, "--headless",
-                "--users", "2", "--run-time", "2s", "--lane", "quick", "--output-tokens", "4",
-                "--csv", str(prefix), "--exit-code-on-error", "1",
+                "--users", "2", "--lane", "quick", "--output-tokens", "4", "--only-summary",
             ],
-            capture_output=True, text=True, timeout=TIMEOUT_S, check=False, cwd=ROOT,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
         )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert lab.num_requests["quick"] > 4
-    names = {line.split(",")[1] for line in (tmp_path / "stats_stats.csv").read_text().splitlines()[1:]}
-    assert {"TTFT", "E2E"} <= names
+        assert enough.wait(TIMEOUT_S)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, err
+    assert re.search(r"quick/copy\s+E2E\s+\d+\s+0\(0\.00%\)", out + err)
+    assert re.search(r"quick/copy\s+TTFT\s+\d+\s+0\(0\.00%\)", out + err)

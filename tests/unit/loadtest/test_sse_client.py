@@ -203,7 +203,7 @@ def test_half_a_stream_is_a_failure(stream: bytes, reason: ClientReason, chunks:
     [
         (b"429 Too Many\r\nx-tandem-reason: queue_full", b'{"error": {"message": "64 of 64 waiting"}}',
          Outcome.REJECTED, "queue_full", "64 of 64 waiting"),
-        (b"404 Not Found", b'{"error": {"message": "no such model"}}', Outcome.REJECTED, "http_404", "no such model"),
+        (b"404 Not Found", b'{"error": {"message": "no model"}}', Outcome.REJECTED, "http_404", "no model"),
         (b"503 Unavailable\r\nx-tandem-reason: draining", b"{}", Outcome.FAILED, "draining", "{}"),
         (b"500 Oops", b"<h1>Oops</h1>", Outcome.FAILED, "http_500", "<h1>Oops</h1>"),
         (b"500 Oops", b'["odd"]', Outcome.FAILED, "http_500", "['odd']"),
