@@ -2,7 +2,7 @@
 
 Locust as a library, closed loop: stage after stage, N users each send their share of a fixed number of
 requests. Ends with a table and the path of the report. Exit codes: 0 every planned request has a record
-and every stage a completed one, 1 not so, 2 wrong usage, 3 the lab cannot be reached, 130 stopped by hand.
+and every stage a completed one, 1 not so, 2 wrong usage, 3 the lab cannot be reached, 130 stopped by hand (Ctrl-C).
 """
 
 # Locust patches the interpreter: it must come before whatever imports ssl or socket.
@@ -46,7 +46,8 @@ from serving.progress import Say, progress
 
 EXIT_INCOMPLETE = 1
 EXIT_UNREACHABLE = 3
-EXIT_INTERRUPTED = 130
+EXIT_SIGNAL = 128  # plus the number of the signal, as shells have it: 130 for Ctrl-C
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 TICK_S = 0.5
 # A line each tick suits a terminal; a log gets one each five seconds.
@@ -57,11 +58,15 @@ PLAIN_LINE_EVERY_S = 5.0
 class Stop:
     """Whether the run was stopped by hand, and the clients that must hear of it."""
 
-    is_set: bool = False
+    signal: int | None = None
     stage: Stage | None = None
 
-    def set(self) -> None:
-        self.is_set = True
+    @property
+    def is_set(self) -> bool:
+        return self.signal is not None
+
+    def set(self, number: int) -> None:
+        self.signal = number
         if self.stage is not None:
             self.stage.stop(ClientReason.INTERRUPTED)
 
@@ -187,7 +192,9 @@ def _levels(context: click.Context, parameter: click.Parameter, value: str | Non
     return tuple(sorted(set(levels)))
 
 
-@click.command(help="Measure a running lab and write a report.")
+@click.command(
+    context_settings={"help_option_names": ["-h", "--help"]}, help="Measure a running lab and write a report."
+)
 @click.option("--base-url", help="Where the lab is.  [default: that of the plan, or http://127.0.0.1:8000]")
 @click.option("--lanes", callback=_names, help="Lanes, with commas.  [default: all, in the lab's order]")
 @click.option("--workloads", callback=_names, default=",".join(WORKLOAD_NAMES), show_default=True)
@@ -280,23 +287,24 @@ def _run(
     )
     write_plan(plan, directory / rundir.PLAN_FILE)
     stop = Stop()
-    watcher = gevent.signal_handler(signal.SIGINT, stop.set)
+    watchers = [gevent.signal_handler(number, stop.set, number) for number in STOP_SIGNALS]
     with progress() as say:
         with (directory / rundir.REQUESTS_FILE).open("w", encoding="utf-8") as requests_file:
             bench = Bench(plan, directory.name, requests_file, say, stop)
             stages = bench.run()
             duration_s = bench.clock()
-        # From here on Ctrl-C ends the program at once: no request is in flight, and the records are written.
-        watcher.cancel()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        # From here on a signal ends the program at once: no request is in flight, the records are written.
+        for number, watcher in zip(STOP_SIGNALS, watchers, strict=True):
+            watcher.cancel()
+            signal.signal(number, signal.SIG_DFL)
         say("writing the report")
         status = _status(stop, bench.num_records, plan)
         info = _info(plan, directory, started_at, duration_s, status, description)
         rundir.write_run(RunFile(info, stages), directory)
         summary = report.build(directory)
     report.show(summary, directory, as_json)
-    if stop.is_set:
-        return EXIT_INTERRUPTED
+    if stop.signal is not None:
+        return EXIT_SIGNAL + stop.signal
     has_empty_stage = any(stage.requests == stage.failures for stage in summary.stages)
     return EXIT_INCOMPLETE if has_empty_stage or status is not RunStatus.COMPLETE else 0
 

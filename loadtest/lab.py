@@ -71,10 +71,16 @@ def describe_lab(base_url: str) -> dict[str, Any]:
     description = _json(url)
     if not isinstance(description, dict) or not {"config", "replicas"} <= description.keys():
         raise LabError(f"{url}: this is not the description of a lab")
-    # What the lab resolved, where it says so; else what its config asks for.
-    if "model" not in description:
-        description["model"] = description["config"]["model"]
-    return description
+    return description | {"model": _resolved_model(description["config"]["model"], description["replicas"])}
+
+
+def _resolved_model(model: dict[str, Any], replicas: list[dict[str, Any]]) -> dict[str, Any]:
+    """The model's settings with the dtype and device that the replicas chose, where `auto` left it to them."""
+    chosen = {
+        key: ", ".join(sorted({replica[key] for replica in replicas if key in replica}))
+        for key in ("dtype", "device")
+    }
+    return model | {key: value for key, value in chosen.items() if value}
 
 
 def scrape(base_url: str) -> Scrape:

@@ -120,7 +120,10 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
     ]
 
 
-@click.command(help="Build the report of a run again from its requests.jsonl and run.json.")
+@click.command(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Build the report of a run again from its requests.jsonl and run.json.",
+)
 @click.argument("directory", type=click.Path(path_type=Path), metavar="RUN_DIR")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON instead of the table.")
 def main(directory: Path, as_json: bool) -> None:

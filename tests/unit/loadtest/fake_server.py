@@ -255,8 +255,10 @@ class FakeLab:
             {"replica": f"{name}-1", "lane": name, "engine": "vllm", "engine_version": "0.0-fake"}
             for name in self.lanes
         ]
-        model = {"name": "smollm2-135m", "path": "/models/fake", "dtype": "bfloat16", "device": "cpu"}
-        return json.dumps({"config": {"lanes": lanes}, "model": model, "replicas": replicas})
+        for replica in replicas:
+            replica |= {"dtype": "bfloat16", "device": "cpu"}
+        model = {"name": "smollm2-135m", "path": "auto", "dtype": "auto", "device": "auto"}
+        return json.dumps({"config": {"model": model, "lanes": lanes}, "replicas": replicas})
 
     def _targets(self, _: str) -> str:
         # A real replica has a port of its own; here the query says whose metrics are meant.

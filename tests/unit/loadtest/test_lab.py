@@ -47,6 +47,12 @@ def test_scrape_reads_replicas_and_no_gateway() -> None:
     assert found.speculation("speculative") == {"speculative-1": SpeculationCounts(0, 0, 0)}
 
 
+def test_the_model_is_told_as_the_replicas_resolved_it() -> None:
+    with fake_lab() as (url, _):
+        model = describe_lab(url)["model"]
+    assert (model["name"], model["dtype"], model["device"]) == ("smollm2-135m", "bfloat16", "cpu")
+
+
 def test_a_lab_that_is_not_there_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
