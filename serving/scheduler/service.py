@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI, Response, WebSocket, WebSocketDisconnect
 
 from serving.config import LaneConfig, SchedulerConfig
@@ -40,6 +41,7 @@ from serving.telemetry.registry import CONTENT_TYPE, exposition
 
 logger = logging.getLogger(__name__)
 TICK_S = 0.25
+MAX_CLOSE_REASON_CHARS = 120  # a close frame holds 123 bytes of it
 SETTLE_S = 3.0  # gateways and replicas notice a lost scheduler at once and retry several times a second
 
 
@@ -90,6 +92,9 @@ class SchedulerService:
                 await socket.close(1002, f"first message must be a hello, got {type(hello).__name__}")
         except WebSocketDisconnect:
             return
+        except msgspec.DecodeError as error:
+            logger.error("control channel: %s", error)
+            await socket.close(1008, str(error)[:MAX_CLOSE_REASON_CHARS])
 
     async def _serve_gateway(self, socket: WebSocket, hello: GatewayHello) -> None:
         for earlier in [known for known in self._gateways if known.hello.gateway_id == hello.gateway_id]:

@@ -31,6 +31,7 @@ REPLICAS = {
 }
 LANES = (None, "sequential", "batched", "speculative")
 replica_ids = st.sampled_from(sorted(REPLICAS))
+asked = st.tuples(st.sampled_from(LANES), st.booleans(), st.integers(1, 100))
 
 
 class CoreMachine(RuleBasedStateMachine):
@@ -69,8 +70,14 @@ class CoreMachine(RuleBasedStateMachine):
 
     # Events
 
-    @rule(lane=st.sampled_from(LANES), plain=st.booleans(), tokens=st.integers(1, 100))
-    def submit(self, lane: str | None, plain: bool, tokens: int) -> None:
+    @rule(batch=st.lists(asked, min_size=1, max_size=5), dispatches=st.booleans())
+    def submit(self, batch: list[tuple[str | None, bool, int]], dispatches: bool) -> None:
+        for lane, plain, tokens in batch:
+            self.submit_one(lane, plain, tokens)
+            if dispatches:  # as the service does
+                self.dispatch()
+
+    def submit_one(self, lane: str | None, plain: bool, tokens: int) -> None:
         self.serial += 1
         request = SchedulingRequest(f"q{self.serial}", lane, tokens, 1, plain)
         eligible = [replica_id for replica_id in self.ready if self.is_allowed(request, replica_id)]
@@ -94,7 +101,6 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule()
     def dispatch(self) -> None:
-        """Also the rule most events of the real service are followed by."""
         for grant in self.core.dispatch(self.now_s):
             name, replica_id = grant.lease.request_id, grant.lease.replica_id
             request, arrived_s = self.waiting.pop(name)
@@ -203,6 +209,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.core.adopt(self.running[name])
         self.adopted.add(name)
 
+    @precondition(lambda self: self.serial > 25)
     @rule()
     def drain(self) -> None:
         self.core.is_draining = True

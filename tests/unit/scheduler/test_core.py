@@ -49,6 +49,14 @@ def test_long_requests_are_balanced_by_tokens() -> None:
     assert busy not in {where for _, where in placed(made)}
 
 
+def test_a_full_replica_is_passed_over_though_it_has_the_fewest_tokens() -> None:
+    made = core(replica("small", max_running=1), replica("big", max_running=2))
+    made.adopt(Lease("short", "small", 1))
+    made.adopt(Lease("long", "big", 1000))
+    made.submit(request("a"), 0)
+    assert placed(made) == [("a", "big")]
+
+
 def test_a_sequential_lane_runs_one_at_a_time_in_order() -> None:
     made = core(replica("r", "sequential", Strategy.SEQUENTIAL))
     for name in "abc":

@@ -1,0 +1,173 @@
+"""A real scheduler service on the loopback, with gateways and replicas that a test plays by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import anyio
+import uvicorn
+
+from serving.config import LaneConfig, SchedulerConfig
+from serving.core.lane import Strategy
+from serving.http_server import serve_app
+from serving.scheduler import protocol
+from serving.scheduler.client import SchedulerClient
+from serving.scheduler.service import SchedulerService, build_app
+
+LANES = [
+    LaneConfig(name="sequential", strategy=Strategy.SEQUENTIAL, max_num_seqs=1, takes_unpinned=False),
+    LaneConfig(name="batched", strategy=Strategy.BATCHED, max_num_seqs=2),
+]
+
+
+async def until(condition: Callable[[], bool], limit_s: float = 5) -> None:
+    """Give way to the other tasks until the condition holds."""
+    with anyio.fail_after(limit_s):
+        while not condition():  # noqa: ASYNC110 - what is watched has no event to wait for
+            await asyncio.sleep(0.001)
+
+
+@dataclass
+class Clock:
+    """A clock that stands still until a test moves it."""
+
+    now_s: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class ControlPlane:
+    """A scheduler that can be stopped and started again, as another process would be: it forgets everything."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.service: SchedulerService
+        self._server: uvicorn.Server | None = None
+        self._address: str | None = None
+
+    async def start(self, *, settle_s: float = 0, **settings: Any) -> None:
+        self.service = SchedulerService(SchedulerConfig(**settings), LANES, self.clock, settle_s)
+        app = build_app(self.service, own_address=lambda: self._address or "")
+        self._server, self._serving, self._address = await serve_app(app, "127.0.0.1")
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._address = None
+            self._server.should_exit = self._server.force_exit = True
+            await self._serving
+            self._server = None
+
+    async def address(self) -> str:
+        if self._address is None:
+            raise ConnectionError("the scheduler is not there")
+        return self._address
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return self.service.status()
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """(waiting, leases)."""
+        return self.status["waiting"], self.status["leases"]
+
+    def lane(self, name: str) -> dict[str, Any]:
+        (found,) = [lane for lane in self.status["lanes"] if lane["lane"] == name]
+        assert isinstance(found, dict)
+        return found
+
+    def is_ready(self, *replica_ids: str) -> bool:
+        ready = {replica["replica"] for lane in self.status["lanes"] for replica in lane["replicas"]}
+        return ready >= set(replica_ids)
+
+    @contextlib.asynccontextmanager
+    async def connected(self) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+        """A bare control channel."""
+        async with (
+            aiohttp.ClientSession() as session,
+            session.ws_connect(f"http://{await self.address()}/control") as socket,
+        ):
+            yield socket
+
+    @contextlib.asynccontextmanager
+    async def replica(
+        self, replica_id: str, lane: str = "batched", *, url: str = "http://127.0.0.1:1"
+    ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+        """A replica that is announced for the length of the block."""
+        config = next(known for known in LANES if known.name == lane)
+        hello = protocol.ReplicaHello(
+            replica_id=replica_id,
+            lane=lane,
+            strategy=config.strategy,
+            url=url,
+            max_running=config.max_running,
+            takes_unpinned=config.takes_unpinned,
+            engine="simulated",
+            engine_version="simulated 1",
+            dtype="none",
+            device="none",
+        )
+        async with self.connected() as socket:
+            await say(socket, hello)
+            await until(lambda: self.is_ready(replica_id))
+            yield socket
+
+    @contextlib.asynccontextmanager
+    async def client(self, gateway_id: str = "g") -> AsyncIterator[SchedulerClient]:
+        """A gateway's real client, connected."""
+        client = SchedulerClient(gateway_id, f"127.0.0.1:9/{gateway_id}", self.address)
+        channel = asyncio.create_task(client.run())
+        try:
+            await client.wait_connected(5)
+            yield client
+        finally:
+            assert not channel.done(), channel
+            channel.cancel()
+            await asyncio.wait([channel])
+
+    @contextlib.asynccontextmanager
+    async def gateway(self, gateway_id: str, *leases: protocol.HeldLease) -> AsyncIterator[RawGateway]:
+        """A gateway whose every message a test writes itself."""
+        async with self.connected() as socket:
+            await say(socket, protocol.GatewayHello(gateway_id, "127.0.0.1:9", list(leases)))
+            await until(lambda: gateway_id in self.status["gateways"])
+            yield RawGateway(socket)
+
+
+@dataclass
+class RawGateway:
+    socket: aiohttp.ClientWebSocketResponse
+
+    async def submit(self, request_id: str, lane: str | None = None) -> None:
+        await self.say(protocol.Submit(request_id, lane, 9, 1, needs_plain_decoding=False))
+
+    async def say(self, message: protocol.Message) -> None:
+        await say(self.socket, message)
+
+    async def hear(self) -> protocol.FromScheduler:
+        message: protocol.FromScheduler = protocol.decode_from_scheduler(
+            await self.socket.receive_str(timeout=5)
+        )
+        return message
+
+
+async def say(socket: aiohttp.ClientWebSocketResponse, message: protocol.Message) -> None:
+    await socket.send_str(protocol.encode(message).decode())
+
+
+@contextlib.asynccontextmanager
+async def control_plane(**settings: Any) -> AsyncIterator[ControlPlane]:
+    """A running scheduler. When the block is left well, nothing may be left waiting or running."""
+    plane = ControlPlane()
+    await plane.start(**settings)
+    try:
+        yield plane
+        await until(lambda: plane.counts == (0, 0))
+    finally:
+        await plane.stop()

@@ -1,0 +1,443 @@
+"""The scheduler and its client over a real WebSocket. Every test ends with all counts at 0."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from serving.core.errors import Reason, RefusedError
+from serving.core.request import SchedulingRequest
+from serving.scheduler import client as client_module
+from serving.scheduler import service as service_module
+from serving.scheduler.client import SchedulerClient
+from serving.scheduler.protocol import Granted, HeldLease, Refused, Release, Withdraw
+from serving.telemetry.registry import exposition
+from tests.unit.scheduler.control_plane import ControlPlane, RawGateway, control_plane, until
+from tests.unit.scheduler.examples import request
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True)
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "RECONNECT_DELAY_S", 0.01)
+    monkeypatch.setattr(service_module, "TICK_S", 0.01)
+
+
+class Holder:
+    """A task that asks for a lease and holds it until told to end."""
+
+    def __init__(self, client: SchedulerClient, asked: SchedulingRequest) -> None:
+        self.granted: Granted | None = None
+        self._end = asyncio.Event()
+        self.task = asyncio.create_task(self._hold(client, asked))
+
+    async def _hold(self, client: SchedulerClient, asked: SchedulingRequest) -> None:
+        async with client.lease(asked) as self.granted:
+            await self._end.wait()
+
+    @property
+    def has_lease(self) -> bool:
+        return self.granted is not None
+
+    async def end(self) -> None:
+        self._end.set()
+        await self.task
+
+    async def leave(self) -> None:
+        self.task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.task
+
+
+async def heard(gateway: RawGateway, *request_ids: str) -> None:
+    """These requests are granted, in this order."""
+    for request_id in request_ids:
+        message = await gateway.hear()
+        assert isinstance(message, Granted)
+        assert message.request_id == request_id
+
+
+# One gateway
+
+
+async def test_a_lease_is_booked_for_the_length_of_the_block() -> None:
+    async with (
+        control_plane() as plane,
+        plane.replica("r1", url="http://127.0.0.1:5"),
+        plane.client() as client,
+    ):
+        async with client.lease(request("a", tokens=30)) as granted:
+            assert granted == Granted("a", "r1", "batched", "http://127.0.0.1:5")
+            (replica,) = plane.lane("batched")["replicas"]
+            assert (replica["running"], replica["outstanding_tokens"]) == (1, 30)
+        await until(lambda: plane.counts == (0, 0))
+
+
+async def test_a_block_that_fails_gives_its_lease_back() -> None:
+    async with control_plane() as plane, plane.replica("r1"), plane.client() as client:
+        with pytest.raises(ZeroDivisionError):
+            async with client.lease(request("a")):
+                raise ZeroDivisionError
+        await until(lambda: plane.counts == (0, 0))
+
+
+async def test_requests_of_a_sequential_lane_run_one_after_another() -> None:
+    async with control_plane() as plane, plane.replica("s", "sequential"), plane.client() as client:
+        holders = [Holder(client, request(name, "sequential")) for name in "abc"]
+        for number, holder in enumerate(holders):
+            await until(lambda holder=holder: holder.has_lease)  # type: ignore[misc]
+            await until(lambda left=2 - number: plane.counts == (left, 1))  # type: ignore[misc]
+            await holder.end()
+
+
+async def test_a_refusal_reaches_the_caller_with_reason_and_advice() -> None:
+    async with control_plane(max_waiting_requests=0) as plane, plane.client() as client:
+        with pytest.raises(RefusedError) as caught:
+            async with client.lease(request("a")):
+                pass
+        assert caught.value.reason is Reason.NO_REPLICA_READY
+        async with plane.replica("s", "sequential"):
+            running = Holder(client, request("b", "sequential"))
+            await until(lambda: running.has_lease)
+            with pytest.raises(RefusedError, match=r"0 of 0 .*max_waiting_requests") as caught:
+                async with client.lease(request("c", "sequential")):
+                    pass
+            assert (caught.value.reason, caught.value.retry_after_s) == (Reason.QUEUE_FULL, 1)
+            await running.end()
+        assert plane.status["refusals"] == {"no_replica_ready": 1, "queue_full": 1}
+
+
+async def test_who_waits_too_long_is_refused() -> None:
+    async with (
+        control_plane(max_queue_wait_s=30) as plane,
+        plane.replica("s", "sequential"),
+        plane.client() as client,
+    ):
+        running = Holder(client, request("a", "sequential"))
+        waiting = Holder(client, request("b", "sequential"))
+        await until(lambda: plane.counts == (1, 1))
+        plane.clock.now_s += 31
+        with pytest.raises(RefusedError, match="waited 30 s") as caught:
+            await waiting.task
+        assert caught.value.reason is Reason.QUEUE_TIMEOUT
+        assert plane.counts == (0, 1), "who runs is not touched by the age of its lease"
+        await running.end()
+
+
+async def test_a_client_that_leaves_the_queue_leaves_no_trace() -> None:
+    async with control_plane() as plane, plane.replica("s", "sequential"), plane.client() as client:
+        running = Holder(client, request("a", "sequential"))
+        leaving = Holder(client, request("b", "sequential"))
+        staying = Holder(client, request("c", "sequential"))
+        await until(lambda: plane.counts == (2, 1))
+        await leaving.leave()
+        await until(lambda: plane.counts == (1, 1))
+        await running.end()
+        await until(lambda: staying.has_lease)
+        await staying.end()
+
+
+async def test_leaving_at_any_moment_around_the_grant_leaves_no_trace() -> None:
+    """Before it is sent, while it is on its way, in the tick it arrives, after."""
+    async with control_plane() as plane, plane.replica("s", "sequential"), plane.client() as client:
+        moments_with_lease = 0
+        for ticks in range(40):
+            holder = Holder(client, request(f"q{ticks}", "sequential"))
+            for _ in range(ticks):
+                await asyncio.sleep(0)
+            moments_with_lease += holder.has_lease
+            await holder.leave()
+        assert 0 < moments_with_lease < 40, "the moments lie on both sides of the grant"
+        await until(lambda: plane.counts == (0, 0))
+        async with client.lease(request("after", "sequential")):
+            pass
+        assert b"tandem_lease_errors_total 0.0" in exposition(plane.service.metrics.registry)
+
+
+async def test_a_request_that_cannot_be_told_fails_alone() -> None:
+    async with control_plane() as plane, plane.replica("r1"), plane.client() as client:
+        with pytest.raises(ValueError, match="4300 digits"):
+            async with client.lease(request("a", tokens=10**5000)):
+                pass
+        async with client.lease(request("b")):
+            assert plane.counts == (0, 1)
+
+
+# The channel
+
+
+async def test_a_grant_that_crosses_a_withdrawal_is_given_back() -> None:
+    async with control_plane() as plane, plane.replica("s", "sequential"), plane.gateway("g") as gateway:
+        await gateway.submit("a", "sequential")
+        await gateway.say(Withdraw("a"))
+        await gateway.submit("b", "sequential")
+        await heard(gateway, "a", "b")
+        await gateway.say(Release("b"))
+
+
+async def test_a_withdrawal_that_crosses_a_refusal_does_nothing() -> None:
+    async with control_plane() as plane, plane.gateway("g") as gateway:
+        await gateway.submit("a")
+        await gateway.say(Withdraw("a"))
+        message = await gateway.hear()
+        assert isinstance(message, Refused)
+        assert message.reason is Reason.NO_REPLICA_READY
+
+
+async def test_a_double_release_is_counted_and_takes_nobody_down() -> None:
+    async with control_plane() as plane, plane.replica("r1"), plane.gateway("g") as gateway:
+        for request_id in ("a", "b"):
+            await gateway.submit(request_id)
+        await heard(gateway, "a", "b")
+        await gateway.say(Release("a"))
+        await gateway.say(Release("a"))
+        await gateway.submit("c")
+        await heard(gateway, "c")
+        assert plane.counts == (0, 2)
+        assert b"tandem_lease_errors_total 1.0" in exposition(plane.service.metrics.registry)
+        for request_id in ("b", "c"):
+            await gateway.say(Release(request_id))
+
+
+async def test_a_gateway_that_vanishes_gives_back_all_it_had() -> None:
+    async with control_plane() as plane, plane.replica("s", "sequential"), plane.gateway("stays") as stays:
+        async with plane.gateway("dies") as dies:
+            for request_id in ("a", "b"):
+                await dies.submit(request_id, "sequential")
+            await heard(dies, "a")
+            await stays.submit("c", "sequential")
+            await until(lambda: plane.counts == (2, 1))
+        await heard(stays, "c")
+        assert plane.counts == (0, 1)
+        assert plane.status["gateways"] == ["stays"]
+        await stays.say(Release("c"))
+
+
+async def test_garbage_ends_its_senders_channel_and_no_other() -> None:
+    async with control_plane() as plane, plane.replica("r1"), plane.gateway("good") as good:
+        async with plane.gateway("bad") as bad:
+            await bad.submit("a")
+            await heard(bad, "a")
+            await bad.socket.send_str('{"type": "submit"}')
+            message = await bad.socket.receive(timeout=5)
+            assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, 1008)
+            assert "request_id" in str(message.extra)
+        await until(lambda: plane.status["gateways"] == ["good"])
+        await good.submit("b")
+        await heard(good, "b")
+        await good.say(Release("b"))
+
+
+async def test_a_channel_begins_with_a_hello() -> None:
+    async with control_plane() as plane, plane.connected() as socket:
+        await socket.send_str('{"type": "release", "request_id": "a"}')
+        message = await socket.receive(timeout=5)
+        assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, 1002)
+
+
+async def test_a_reconnecting_gateway_holds_what_it_says_it_holds() -> None:
+    """Its old connection looks alive: what it no longer reports is free, and at once for those who wait."""
+    async with (
+        control_plane() as plane,
+        plane.replica("s", "sequential"),
+        plane.replica("r1"),
+        plane.gateway("other") as other,
+        plane.gateway("g") as old,
+    ):
+        await old.submit("a", "sequential")
+        await old.submit("b")
+        await heard(old, "a", "b")
+        await other.submit("c", "sequential")
+        await until(lambda: plane.counts == (1, 2))
+        async with plane.gateway("g", HeldLease("b", "r1", 10)) as new:
+            await heard(other, "c")
+            (replica,) = plane.lane("batched")["replicas"]
+            assert replica["running"] == 1
+            await old.socket.close()
+            assert plane.counts == (0, 2), "the end of the old connection says nothing about the new one"
+            await new.say(Release("b"))
+            await other.say(Release("c"))
+            await until(lambda: plane.counts == (0, 0))
+
+
+async def test_a_silent_scheduler_is_left_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "HEARTBEAT_S", 0.02)
+    connections = 0
+
+    async def deaf(http: web.Request) -> web.WebSocketResponse:
+        nonlocal connections
+        connections += 1
+        socket = web.WebSocketResponse(autoping=False)
+        await socket.prepare(http)
+        async for _ in socket:
+            pass
+        return socket
+
+    app = web.Application()
+    app.router.add_get("/control", deaf)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    plane = ControlPlane()
+
+    async def address() -> str:
+        return f"{host}:{port}"
+
+    monkeypatch.setattr(plane, "address", address)
+    async with plane.client():
+        await until(lambda: connections >= 3)
+    await runner.cleanup()
+
+
+# A scheduler that restarts
+
+
+async def test_requests_that_wait_and_run_survive_a_new_scheduler() -> None:
+    async with control_plane() as plane, plane.client("g1") as first, plane.client("g2") as second:
+        async with plane.replica("s", "sequential"):
+            running = Holder(first, request("a", "sequential", tokens=30))
+            await until(lambda: running.has_lease)
+            waiting = Holder(second, request("b", "sequential"))
+            await until(lambda: plane.counts == (1, 1))
+            await plane.stop()
+        ends_meanwhile = Holder(second, request("c", "sequential"))
+        await asyncio.sleep(0)
+        await ends_meanwhile.leave()
+
+        await plane.start(settle_s=3)
+        await until(lambda: plane.counts == (1, 1))
+        async with plane.replica("s", "sequential"):
+            (replica,) = plane.lane("sequential")["replicas"]
+            assert (replica["running"], replica["outstanding_tokens"]) == (1, 30)
+            plane.clock.now_s += 4
+            await running.end()
+            await until(lambda: waiting.has_lease)
+            await waiting.end()
+            await until(lambda: plane.counts == (0, 0))
+        assert b"tandem_lease_errors_total 0.0" in exposition(plane.service.metrics.registry)
+
+
+async def test_a_new_scheduler_places_nothing_before_all_have_reported() -> None:
+    async with (
+        control_plane(settle_s=3) as plane,
+        plane.replica("s", "sequential"),
+        plane.gateway("early") as early,
+    ):
+        await early.submit("a", "sequential")
+        await until(lambda: plane.counts == (1, 0))
+        async with plane.gateway("late", HeldLease("held", "s", 10)) as late:
+            plane.clock.now_s += 4
+            await until(lambda: plane.counts == (1, 1))
+            await late.say(Release("held"))
+            await heard(early, "a")
+            await early.say(Release("a"))
+            await until(lambda: plane.counts == (0, 0))
+
+
+async def test_settling_ends_by_itself() -> None:
+    async with control_plane(settle_s=3) as plane, plane.replica("r1"), plane.gateway("g") as gateway:
+        await gateway.submit("a")
+        await until(lambda: plane.counts == (1, 0))
+        plane.clock.now_s += 4
+        await heard(gateway, "a")
+        await gateway.say(Release("a"))
+
+
+# Replicas
+
+
+async def test_a_replica_that_leaves_gets_nothing_more() -> None:
+    async with control_plane() as plane, plane.gateway("g") as gateway:
+        async with plane.replica("r1"):
+            await gateway.submit("a")
+            await heard(gateway, "a")
+        await until(lambda: not plane.is_ready("r1"))
+        await gateway.submit("b")
+        assert isinstance(await gateway.hear(), Refused)
+        assert plane.counts == (0, 1), "the lease lives until its holder lets go"
+        await gateway.say(Release("a"))
+
+
+async def test_a_replica_that_reconnects_outlives_its_old_connection() -> None:
+    async with control_plane() as plane:
+        async with plane.replica("r1", url="http://127.0.0.1:5") as old, plane.replica("r1") as new:
+            await old.close()
+            await until(lambda: old.closed)
+            async with plane.replica("r2"):  # a round trip: by now the scheduler has seen the old one end
+                assert plane.is_ready("r1", "r2")
+            await new.close()
+            await until(lambda: not plane.is_ready("r1"))
+        assert plane.service.replicas() == []
+
+
+async def test_a_new_replica_takes_those_who_wait() -> None:
+    async with control_plane() as plane, plane.replica("s1", "sequential"), plane.gateway("g") as gateway:
+        for request_id in ("a", "b"):
+            await gateway.submit(request_id, "sequential")
+        await heard(gateway, "a")
+        async with plane.replica("s2", "sequential"):
+            message = await gateway.hear()
+            assert isinstance(message, Granted)
+            assert (message.request_id, message.replica_id) == ("b", "s2")
+        for request_id in ("a", "b"):
+            await gateway.say(Release(request_id))
+
+
+# Drain and pages
+
+
+async def test_drain_waits_for_all_and_says_whether_all_ended() -> None:
+    async with control_plane() as plane, plane.replica("s", "sequential"), plane.gateway("g") as gateway:
+        for request_id in ("runs", "waits"):
+            await gateway.submit(request_id, "sequential")
+        await heard(gateway, "runs")
+        assert not await plane.service.drain(timeout_s=0.01)
+        draining = asyncio.create_task(plane.service.drain(timeout_s=5))
+        await gateway.submit("late", "sequential")
+        message = await gateway.hear()
+        assert isinstance(message, Refused)
+        assert message.reason is Reason.DRAINING
+        await gateway.say(Release("runs"))
+        await heard(gateway, "waits")
+        assert not draining.done()
+        await gateway.say(Release("waits"))
+        assert await draining
+
+
+async def test_pages_and_metrics() -> None:
+    async with (
+        control_plane() as plane,
+        plane.replica("r1", url="http://127.0.0.1:5"),
+        plane.gateway("g") as gateway,
+        aiohttp.ClientSession(f"http://{await plane.address()}") as http,
+    ):
+        await gateway.submit("a", "batched")
+        await heard(gateway, "a")
+        async with http.get("/scheduler") as page:
+            status = await page.json()
+        assert status == plane.status
+        assert [lane["lane"] for lane in status["lanes"]] == ["sequential", "batched"]
+        async with http.get("/replicas") as page:
+            (replica,) = await page.json()
+        assert (replica["replica"], replica["engine"]) == ("r1", "simulated")
+        async with http.get("/targets") as page:
+            targets = await page.json()
+        assert [(target["labels"]["role"], target["targets"]) for target in targets] == [
+            ("scheduler", [await plane.address()]),
+            ("gateway", ["127.0.0.1:9"]),
+            ("replica", ["127.0.0.1:5"]),
+        ]
+        async with http.get("/metrics") as page:
+            text = await page.text()
+        assert 'tandem_running_requests{lane="batched",replica="r1"} 1.0' in text
+        assert 'tandem_outstanding_tokens{lane="batched",replica="r1"} 10.0' in text
+        assert 'tandem_replica_ready{lane="batched",replica="r1"} 1.0' in text
+        assert 'tandem_waiting_requests{lane="any"} 0.0' in text
+        assert 'tandem_queue_wait_seconds_count{lane="batched"} 1.0' in text
+        await gateway.say(Release("a"))
