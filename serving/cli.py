@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -237,10 +238,13 @@ def _show_status(found: dict[str, Any]) -> None:
 
 
 def lane_table(scheduler: dict[str, Any]) -> Table:
-    """The gateway's answer to GET /scheduler, one row per replica; a lane without any has a row too."""
-    table = Table()
-    for heading in ("lane", "strategy", "waiting", "replica", "ready", "running", "outstanding tokens"):
-        table.add_column(heading)
+    """The gateway's answer to GET /scheduler, one row per replica; a lane without any has a row too.
+
+    Column `tokens`: outstanding tokens, reserved by the requests running on the replica.
+    """
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("lane", "strategy", "waiting", "replica", "ready", "running", "tokens"):
+        table.add_column(heading, no_wrap=True)
     for lane in scheduler["lanes"]:
         own = (lane["lane"], lane["strategy"], str(lane["waiting"]))
         for one in lane["replicas"]:
@@ -399,4 +403,12 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, _interrupt)
-    tandem()
+    try:
+        tandem()
+    except SystemExit as end:
+        if "ray" in sys.modules:
+            # Everything is stopped by now; Ray's exit hooks would still wait for a cluster that is gone.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(end.code if isinstance(end.code, int) else ExitCode.FAILED)
+        raise

@@ -1,0 +1,333 @@
+"""Verbs, exit codes, and JSON that is alone on stdout."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+from serving import cli, cluster, doctor, lab_state, model_store
+from serving.core.errors import ConfigError, TandemError
+from serving.doctor import Check, Status
+from serving.lab_state import AlreadyRunningError, LabState, NotRunningError, Phase, StartFailedError
+
+CHECKOUT = Path(__file__).parents[2]
+LAB = """\
+gateway: {port: 18999}
+lanes:
+  - {name: batched, strategy: batched}
+"""
+OK = Check("cores", Status.OK, "2", "2 or more")
+BAD = Check("memory", Status.FAIL, "1.0 GiB available", "6.0 GiB", "close other programs")
+
+
+@pytest.fixture(autouse=True)
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a config of its own and no lab."""
+    monkeypatch.setenv("TANDEM_STATE", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "deploy").mkdir()
+    (tmp_path / "deploy" / "lab.yaml").write_text(LAB)
+    return tmp_path
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.tandem, arguments)
+
+
+def write_state(phase: Phase = Phase.READY, *, alive: bool = True) -> LabState:
+    ticks = lab_state.process_start_ticks(os.getpid())
+    assert ticks is not None
+    state = LabState(
+        pid=os.getpid(),
+        pid_start_ticks=ticks if alive else ticks - 1,
+        run_id="0123",
+        config_path="/lab.yaml",
+        url="http://127.0.0.1:18999",
+        host="127.0.0.1",
+        ports=(18999,),
+        log_path=None,
+        phase=phase,
+        progress="batched: starting engine",
+        started_at_s=0.0,
+    )
+    lab_state.state_dir().mkdir(exist_ok=True)
+    lab_state.write(lab_state.state_dir(), state)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("lab.yaml: port"), 2),
+        (NotRunningError("none"), 3),
+        (AlreadyRunningError("one"), 4),
+        (StartFailedError("lane"), 1),
+        (TandemError("other"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_exit_codes_of_errors(error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cluster, "stop_running", fail)
+    result = run("down")
+    assert result.exit_code == code
+    assert result.stdout == ""
+    assert str(error) in result.stderr
+
+
+@pytest.mark.parametrize("code", [code.value for code in cli.ExitCode])
+def test_help_promises_every_exit_code(code: int) -> None:
+    assert f"\n    {code:<3}  " in run("--help").stdout
+
+
+@pytest.mark.parametrize("verb", ["up", "down", "status", "bench", "report", "prepare", "doctor", "demo"])
+def test_help_lists_every_verb(verb: str) -> None:
+    assert f"\n  {verb} " in run("--help").stdout
+
+
+@pytest.mark.parametrize(
+    "arguments", [["fly"], ["up", "--fast"], ["up", "--timeout-s", "0"], ["down", "now"]]
+)
+def test_wrong_usage_is_2(arguments: list[str]) -> None:
+    assert run(*arguments).exit_code == 2
+
+
+def test_up_with_a_faulty_config_names_the_fault(checkout: Path) -> None:
+    (checkout / "deploy" / "lab.yaml").write_text(LAB.replace("18999", "70000"))
+    result = run("up", "--detach")
+    assert result.exit_code == 2
+    assert "deploy/lab.yaml: gateway.port = 70000" in result.stderr
+
+
+def test_up_while_a_lab_runs_is_4_and_names_it() -> None:
+    state = write_state()
+    result = run("up", "--detach")
+    assert result.exit_code == 4
+    assert f"pid {state.pid}, {state.url}, {state.config_path}" in result.stderr
+
+
+def test_the_config_is_the_given_one_then_the_local_one_then_the_packaged_one(checkout: Path) -> None:
+    given = checkout / "mine.yaml"
+    assert cli.find_config(given) == given
+    assert cli.find_config(None) == Path("deploy/lab.yaml")
+    (checkout / "deploy" / "lab.yaml").unlink()
+    assert cli.find_config(None) in (
+        CHECKOUT / "deploy" / "lab.yaml",
+        CHECKOUT / "serving" / "defaults" / "lab.yaml",
+    )
+
+
+def test_down_without_a_lab_says_so_and_is_0() -> None:
+    result = run("down")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "no lab is running" in result.stderr
+
+
+def test_status_without_a_lab_is_3() -> None:
+    result = run("status", "--json")
+    assert result.exit_code == 3
+    assert json.loads(result.stdout) == {"state": "not_running", "scheduler": None}
+    assert "no lab is running" in run("status").stdout
+
+
+def test_status_of_a_dead_supervisor_is_3_and_says_what_to_do() -> None:
+    write_state(alive=False)
+    result = run("status")
+    assert result.exit_code == 3
+    assert "`tandem down` cleans up" in result.stdout
+
+
+def test_status_while_starting_is_1_with_the_progress() -> None:
+    write_state(Phase.STARTING)
+    result = run("status", "--json")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert (found["state"], found["progress"]) == ("starting", "batched: starting engine")
+
+
+def test_status_when_ready_is_0_and_shows_lanes_and_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_state()
+    replica = {
+        "replica": "batched-1",
+        "ready": True,
+        "running": 3,
+        "max_running": 16,
+        "outstanding_tokens": 99,
+    }
+    lanes = [
+        {"lane": "batched", "strategy": "batched", "waiting": 7, "replicas": [replica]},
+        {"lane": "empty", "strategy": "batched", "waiting": 0, "replicas": []},
+    ]
+    answers = {"/health": b"", "/scheduler": json.dumps({"lanes": lanes}).encode()}
+    monkeypatch.setattr(cluster, "fetch", lambda url: answers[url.removeprefix("http://127.0.0.1:18999")])
+    result = run("status")
+    assert result.exit_code == 0
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert ["batched", "batched", "7", "batched-1", "yes", "3", "of", "16", "99"] in rows
+    assert ["empty", "batched", "0", "-", "no", "-", "-"] in rows
+    assert json.loads(run("status", "--json").stdout)["scheduler"] == {"lanes": lanes}
+
+
+def test_the_lane_table_fits_a_terminal_of_80_columns() -> None:
+    replica = {
+        "replica": "speculative-0a1b2c3d",
+        "ready": True,
+        "running": 16,
+        "max_running": 16,
+        "outstanding_tokens": 123456,
+    }
+    lane = {"lane": "speculative", "strategy": "speculative", "waiting": 256, "replicas": [replica]}
+    console = Console(file=io.StringIO(), width=80)
+    console.print(cli.lane_table({"lanes": [lane]}))
+    assert isinstance(console.file, io.StringIO)
+    assert "speculative-0a1b2c3d  yes" in console.file.getvalue()
+
+
+@pytest.mark.parametrize(("checks", "code"), [([OK], 0), ([OK, BAD], 1)])
+def test_doctor(checks: list[Check], code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "examine", lambda *args, **kwargs: checks)
+    result = run("doctor", "--json")
+    assert result.exit_code == code
+    assert [check["status"] for check in json.loads(result.stdout)["checks"]] == [c.status for c in checks]
+    shown = run("doctor").stdout
+    assert ("to do: close other programs" in shown) == (BAD in checks)
+
+
+def test_bench_without_a_lab_is_3() -> None:
+    assert run("bench", "--lanes", "batched").exit_code == 3
+
+
+class Modules:
+    """Stands for `run_module`: notes what was run, prints, returns or raises."""
+
+    def __init__(self, outcome: int | BaseException = 0, output: str = "") -> None:
+        self.calls: list[tuple[str, tuple[str, ...]]] = []
+        self._outcome = outcome
+        self._output = output
+
+    def __call__(self, module: str, arguments: Sequence[str], *, stdout: IO[str] | None = None) -> int:
+        self.calls.append((module, tuple(arguments)))
+        if stdout is not None:
+            stdout.write(self._output)
+        if isinstance(self._outcome, BaseException):
+            raise self._outcome
+        return self._outcome
+
+
+def test_bench_measures_the_running_lab_and_passes_the_rest_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_state()
+    modules = Modules(outcome=7)
+    monkeypatch.setattr(cli, "run_module", modules)
+    assert run("bench", "--lanes", "a,b", "--json").exit_code == 7
+    assert run("bench", "--base-url=http://elsewhere", "--seed", "1").exit_code == 7
+    assert run("report", "runs/x").exit_code == 7
+    assert modules.calls == [
+        ("loadtest.bench", ("--base-url", "http://127.0.0.1:18999", "--lanes", "a,b", "--json")),
+        ("loadtest.bench", ("--base-url=http://elsewhere", "--seed", "1")),
+        ("loadtest.report", ("runs/x",)),
+    ]
+
+
+def test_help_of_bench_needs_no_lab(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = Modules()
+    monkeypatch.setattr(cli, "run_module", modules)
+    assert run("bench", "--help").exit_code == 0
+    assert modules.calls == [("loadtest.bench", ("--help",))]
+
+
+def test_run_module_passes_exit_code_and_output_through(checkout: Path) -> None:
+    (checkout / "ends_with_seven.py").write_text("import sys; print(sys.argv[1:]); sys.exit(7)")
+    with (checkout / "out").open("w+") as out:
+        assert cli.run_module("ends_with_seven", ["--a", "b"], stdout=out) == 7
+        out.seek(0)
+        assert out.read() == "['--a', 'b']\n"
+
+
+@pytest.fixture
+def demo(monkeypatch: pytest.MonkeyPatch) -> Callable[[Modules], list[str]]:
+    """A demo in which everything but the order of its steps is replaced."""
+
+    def prepare(modules: Modules) -> list[str]:
+        steps: list[str] = []
+
+        def note(step: str) -> Callable[..., Any]:
+            return lambda *args, **kwargs: steps.append(step)
+
+        monkeypatch.setattr(doctor, "examine", lambda *args, **kwargs: [OK])
+        monkeypatch.setattr(model_store, "prepare", note("prepare"))
+        monkeypatch.setattr(cli, "_up_detached", note("up"))
+        monkeypatch.setattr(cluster, "stop_running", note("down"))
+        monkeypatch.setattr(cli, "run_module", modules)
+        return steps
+
+    return prepare
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"), [(0, 0), (1, 1), (KeyboardInterrupt(), 130), (TandemError("x"), 1)]
+)
+def test_the_demo_always_ends_with_down(
+    outcome: int | BaseException, code: int, demo: Callable[[Modules], list[str]]
+) -> None:
+    modules = Modules(outcome, output="the table\n")
+    steps = demo(modules)
+    result = run("demo")
+    assert result.exit_code == code
+    assert steps == ["prepare", "up", "down"]
+    assert result.stdout == "the table\n"
+    assert [module for module, _ in modules.calls] == ["loadtest.bench"]
+
+
+def test_the_demo_fails_when_down_fails(
+    demo: Callable[[Modules], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demo(Modules(output="the table\n"))
+
+    def fail(**kwargs: object) -> None:
+        raise TandemError("port 8000 is still in use")
+
+    monkeypatch.setattr(cluster, "stop_running", fail)
+    result = run("demo")
+    assert (result.exit_code, result.stdout) == (1, "the table\n")
+
+
+def test_the_demo_does_not_stop_a_lab_that_it_did_not_start(
+    demo: Callable[[Modules], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = demo(Modules())
+
+    def refuse(*args: object) -> None:
+        raise AlreadyRunningError("a lab is ready already")
+
+    monkeypatch.setattr(cli, "_up_detached", refuse)
+    assert run("demo").exit_code == 4
+    assert steps == ["prepare"]
+
+
+def test_the_demo_stops_at_what_the_machine_lacks(
+    demo: Callable[[Modules], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = demo(Modules())
+    monkeypatch.setattr(doctor, "examine", lambda *args, **kwargs: [OK, BAD])
+    result = run("demo")
+    assert result.exit_code == 1
+    assert "close other programs" in result.stderr
+    assert steps == []
+
+
+def test_python_dash_m_serving_is_tandem(capfd: pytest.CaptureFixture[str]) -> None:
+    done = subprocess.run([sys.executable, "-m", "serving", "status"], check=False, cwd=CHECKOUT)
+    assert done.returncode == 3
+    assert "no lab is running" in capfd.readouterr().out
