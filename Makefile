@@ -1,0 +1,52 @@
+# Each verb is a thin call of `tandem` or of one tool; CI calls the same verbs.
+# Settings: PYTHON (which Python makes .venv), TORCH_INDEX_URL (where torch's CPU wheel comes from), ARGS.
+
+BIN := .venv/bin
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-unit check up down status bench report doctor install clean
+
+help: ## List the verbs
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: install ## The whole job: environment, model, lab, load, table and report, everything down again
+	@$(BIN)/tandem demo $(ARGS)
+
+test: install ## Set up whatever is missing and run all tests but the slow ones
+	@$(BIN)/tandem prepare
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-unit: install ## Unit and property tests only: seconds, no model, no Ray
+	$(BIN)/python -m pytest tests/unit tests/property $(ARGS)
+
+check: install ## Format, lint, types, import rules
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+up: install ## Start the lab and return when it is ready; ARGS="--config FILE"
+	@$(BIN)/tandem up --detach $(ARGS)
+
+down: install ## Stop the lab
+	@$(BIN)/tandem down $(ARGS)
+
+status: install ## Show lanes and replicas
+	@$(BIN)/tandem status $(ARGS)
+
+bench: install ## Measure the running lab; ARGS="--concurrency 1,4"
+	@$(BIN)/tandem bench $(ARGS)
+
+report: install ## Write the report of a run again; ARGS="runs/<time>-<name>"
+	@$(BIN)/tandem report $(ARGS)
+
+doctor: install ## Say what this machine lacks, and what to do about it
+	@$(BIN)/tandem doctor $(ARGS)
+
+install: ## Make .venv from the lock; takes no time when that is done
+	@deploy/install.sh
+
+clean: ## Remove .venv, caches and the installation log; runs/ stays
+	rm -rf .venv .tandem .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find serving loadtest dashboards tests -name __pycache__ -type d -prune -exec rm -rf {} +
