@@ -6,9 +6,10 @@ Latencies are defined in `serving.core.latency`, acceptance in `serving.core.spe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -247,9 +248,7 @@ def _lanes(run: RunFile) -> tuple[LaneSummary, ...]:
     lanes = []
     for name in dict.fromkeys(stage.plan.lane for stage in run.stages):
         replicas = [replica for replica in run.run.replicas if replica.get("lane") == name]
-        engines = {
-            f"{replica.get('engine')} {replica.get('engine_version') or ''}".strip() for replica in replicas
-        }
+        engines = {_engine_name(replica) for replica in replicas}
         lanes.append(
             LaneSummary(
                 lane=name,
@@ -260,6 +259,12 @@ def _lanes(run: RunFile) -> tuple[LaneSummary, ...]:
             )
         )
     return tuple(lanes)
+
+
+def _engine_name(replica: Mapping[str, Any]) -> str:
+    """Engine and version; some versions begin with the engine's name already."""
+    engine, version = str(replica.get("engine")), str(replica.get("engine_version") or "")
+    return version if version.startswith(engine) else f"{engine} {version}".strip()
 
 
 def _failures(records: Sequence[RequestRecord]) -> tuple[FailureCount, ...]:
