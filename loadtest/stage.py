@@ -52,7 +52,7 @@ class Stage:
             for offset in range(first, self.plan.requests, self.plan.concurrency):
                 if self.stop_reason is not None:
                     break
-                self._on_record(self._send(client, offset))
+                self._on_record(self._send(client, self.plan.first_prompt + offset))
                 self.num_finished += 1
         finally:
             client.close()
@@ -66,7 +66,8 @@ class Stage:
         self._clients.append(client)
         try:
             # A prompt of its own: the stages must not find theirs in a cache.
-            self._on_record(self._send(client, self.plan.requests, is_warmup=True))
+            unused = max(stage.first_prompt + stage.requests for stage in self._run.stages)
+            self._on_record(self._send(client, unused, is_warmup=True))
         finally:
             client.close()
             self._clients.remove(client)
@@ -77,9 +78,8 @@ class Stage:
         for client in self._clients:
             client.cancel(reason)
 
-    def _send(self, client: StreamingClient, offset: int, is_warmup: bool = False) -> RequestRecord:
+    def _send(self, client: StreamingClient, number: int, is_warmup: bool = False) -> RequestRecord:
         stage = self.plan
-        number = stage.first_prompt + offset
         kind = "warmup" if is_warmup else f"{stage.workload}-{stage.concurrency}-{number}"
         label = RequestLabel(
             request_id=f"{self._run_id}-{stage.lane}-{kind}",

@@ -94,6 +94,9 @@ def test_a_whole_run_tells_the_truth(tmp_path: Path) -> None:
         lane: {(r.label.number) for r in records if r.label.lane == lane} for lane in ("quick", "slow")
     }
     assert by_lane["quick"] == by_lane["slow"]
+    # The warm-up asks what no stage asks: nothing of a stage is in a cache before it.
+    warm = {record.label.number for record in records if record.label.is_warmup}
+    assert not warm & {record.label.number for record in records if not record.label.is_warmup}
 
     assert summary["run"]["seed"] == 5
     assert summary["run"]["status"] == "complete"
