@@ -96,7 +96,7 @@ class LaneConfig(_Settings):
     max_num_seqs: int = Field(16, ge=1, le=4096)
     dispatch_margin: int = Field(0, ge=0, le=256)  # requests sent to a replica beyond max_num_seqs
     takes_unpinned: bool = True  # may the scheduler choose it for requests that name no lane
-    kv_cache_gib: float = Field(1.0, gt=0, le=1024)  # CPU engines
+    kv_cache_gib: float = Field(0.5, gt=0, le=1024)  # CPU engines
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)  # CUDA engines
     prefix_caching: bool = False
     num_cpus: float = Field(0, ge=0, le=1024)  # what Ray reserves; 0: engines may share cores
