@@ -46,12 +46,66 @@ class GatewayConfig(_Settings):
     idle_timeout_s: Seconds = 60
 
 
+class BandConfig(_Settings):
+    """A priority band, highest first in the list."""
+
+    name: Name
+    reserved_share: float = Field(
+        0, ge=0, lt=1
+    )  # of slots and queue, kept free for this band and higher ones
+
+
+class TenantConfig(_Settings):
+    """What one tenant gets; tenants that are not listed get the defaults."""
+
+    name: str = Field(min_length=1, max_length=128)
+    weight: float = Field(1, gt=0, le=1000)  # served tokens in proportion to it, under order `fair`
+    queue_share: float | None = Field(None, gt=0, le=1)  # overrides scheduler.tenant_queue_share
+
+
 class SchedulerConfig(_Settings):
-    """Admission and order."""
+    """Admission, order, placement, and how failures are met."""
 
     max_waiting_requests: int = Field(256, ge=0, le=1_000_000)
+    max_waiting_tokens: int = Field(1_048_576, ge=1)  # reserved: prompt + maximum output
     max_queue_wait_s: Seconds = 600  # a request that waited this long is answered 504
+    tenant_queue_share: float = Field(1, gt=0, le=1)  # part of the queue that one tenant may fill
+    order: Literal["fcfs", "priority", "sjf", "edf", "fair"] = "fcfs"
+    ageing_tokens_per_s: float = Field(20, ge=0, le=1_000_000)  # sjf: what a second of waiting is worth
+    bands: tuple[BandConfig, ...] = (
+        BandConfig(name="high"),
+        BandConfig(name="normal"),
+        BandConfig(name="low"),
+    )
+    default_band: Name = "normal"
+    tenants: tuple[TenantConfig, ...] = ()
+    placement: Literal["least_outstanding", "power_of_two", "prefix_affinity"] = "least_outstanding"
+    prefix_gap_tokens: int = Field(1024, ge=0)  # prefix_affinity: load beats locality above this gap
+    breaker_failures: int = Field(3, ge=1, le=1000)  # in a row; they open a replica's breaker
+    breaker_cooldown_s: Seconds = 5
     seed: int = 0  # of the random choice between equally loaded replicas
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        for key, names in (
+            ("bands", [b.name for b in self.bands]),
+            ("tenants", [t.name for t in self.tenants]),
+        ):
+            doubled = [name for name, count in Counter(names).items() if count > 1]
+            if doubled:
+                raise ValueError(f"{key}: name {doubled[0]!r} is used twice; names must be distinct")
+        if self.default_band not in [band.name for band in self.bands]:
+            raise ValueError(
+                f"default_band={self.default_band!r} is none of {[band.name for band in self.bands]}"
+            )
+        if (total := sum(band.reserved_share for band in self.bands)) >= 1:
+            raise ValueError(f"bands: reserved_share adds up to {total:g}; it must stay below 1")
+        return self
+
+    def band_index(self, name: str) -> int | None:
+        """Place of a band, 0 for the highest; None when there is none of that name."""
+        names = [band.name for band in self.bands]
+        return names.index(name) if name in names else None
 
 
 class SpeculationConfig(_Settings):

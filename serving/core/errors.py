@@ -17,6 +17,10 @@ class Reason(StrEnum):
     """Why a request was not answered in full. Header `x-tandem-reason`, error code, metric label."""
 
     QUEUE_FULL = "queue_full"
+    TENANT_OVER_SHARE = "tenant_over_share"
+    DEADLINE_UNREACHABLE = "deadline_unreachable"
+    REQUEST_TOO_LONG = "request_too_long"
+    SCHEDULER_UNREACHABLE = "scheduler_unreachable"
     NO_REPLICA_READY = "no_replica_ready"
     DRAINING = "draining"
     QUEUE_TIMEOUT = "queue_timeout"
@@ -42,6 +46,10 @@ class ErrorShape:
 # 499 is never sent: it names, in logs and metrics, a client that left.
 ERROR_SHAPES: dict[Reason, ErrorShape] = {
     Reason.QUEUE_FULL: ErrorShape(429, "rate_limit_error"),
+    Reason.TENANT_OVER_SHARE: ErrorShape(429, "rate_limit_error"),
+    Reason.DEADLINE_UNREACHABLE: ErrorShape(429, "rate_limit_error"),
+    Reason.REQUEST_TOO_LONG: ErrorShape(413, "invalid_request_error"),
+    Reason.SCHEDULER_UNREACHABLE: ErrorShape(503, "service_unavailable_error"),
     Reason.NO_REPLICA_READY: ErrorShape(503, "service_unavailable_error"),
     Reason.DRAINING: ErrorShape(503, "service_unavailable_error"),
     Reason.QUEUE_TIMEOUT: ErrorShape(504, "timeout_error"),

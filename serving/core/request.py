@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
+DEFAULT_TENANT = "default"
+
+
 class Outcome(StrEnum):
     """How a request ended; each ends in exactly one. Label `outcome` in metrics."""
 
@@ -25,6 +28,14 @@ class SchedulingRequest:
         prompt_tokens: estimate of the prompt's length, >= 0.
         max_output_tokens: the most the answer may hold, >= 1.
         needs_plain_decoding: True when it uses sampling options that a speculating engine refuses.
+        tenant: who pays; fairness and shares are between tenants.
+        band: index of its priority band, 0 for the highest.
+        ttft_deadline_s: seconds from arrival within which the first token is wanted; None: no deadline.
+        max_queue_s: seconds it may wait; 0: run now or be refused; None: as long as the scheduler allows.
+        predicted_output_tokens: what the answer will probably hold, in 1..max_output_tokens; 0: not predicted.
+        prefix_blocks: hashes of the prompt's leading blocks, each covering all before it.
+        age_s: seconds since its first arrival, for one that is rerouted.
+        avoid_replica: a replica that just failed it.
     """
 
     request_id: str
@@ -32,6 +43,14 @@ class SchedulingRequest:
     prompt_tokens: int
     max_output_tokens: int
     needs_plain_decoding: bool = False
+    tenant: str = DEFAULT_TENANT
+    band: int = 0
+    ttft_deadline_s: float | None = None
+    max_queue_s: float | None = None
+    predicted_output_tokens: int = 0
+    prefix_blocks: tuple[int, ...] = ()
+    age_s: float = 0.0
+    avoid_replica: str | None = None
 
     @property
     def reserved_tokens(self) -> int:

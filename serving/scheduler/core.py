@@ -7,16 +7,53 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
-from dataclasses import dataclass
+from collections import Counter, deque
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
+from serving.config import SchedulerConfig
 from serving.core.errors import LeaseError, Reason
 from serving.core.lane import ReplicaInfo
 from serving.core.request import SchedulingRequest
-from serving.scheduler.admission import DrainRate, Refusal, admit
+from serving.scheduler.admission import LabView, QueueLimits, Refusal, admit
+from serving.scheduler.estimator import DrainRate, LaneEstimator, OutputPredictor
+from serving.scheduler.fleet import Fleet
 from serving.scheduler.ledger import Lease, Ledger
-from serving.scheduler.policy import ReplicaLoad, least_outstanding, may_serve
-from serving.scheduler.queue import Line, Waiting, WaitingQueue
+from serving.scheduler.order import (
+    EarliestDeadlineFirst,
+    FairTokens,
+    FirstComeFirstServed,
+    OrderPolicy,
+    PriorityBands,
+    ShortestJobFirst,
+    Waiting,
+)
+from serving.scheduler.placement import LeastOutstanding, PlacementPolicy, PowerOfTwo, PrefixAffinity, Replica
+from serving.scheduler.queue import Backlog, Line, WaitingQueue
+
+KEEP_REFUSALS = 20
+
+
+class ReplicaVerdict(StrEnum):
+    """What the end of a request says of its replica."""
+
+    HEALTHY = "healthy"  # it answered, be it with a 4xx
+    FAILED = "failed"  # connection refused or broken, timeout, 5xx
+    UNTOLD = "untold"  # the client left first
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEnd:
+    """How a granted request ended.
+
+    Attributes:
+        first_token_s: seconds from grant to first token; None when there was none.
+        output_tokens: by the engine's usage; None when unknown.
+    """
+
+    verdict: ReplicaVerdict = ReplicaVerdict.UNTOLD
+    first_token_s: float | None = None
+    output_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,45 +65,92 @@ class Grant:
     waited_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class RefusalNote:
+    """A refusal, for the status page."""
+
+    at_s: float
+    reason: Reason
+    tenant: str
+    lane: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    request: SchedulingRequest
+    lane: str
+    granted_at_s: float
+
+
+def order_policy(config: SchedulerConfig) -> OrderPolicy:
+    """The order that the config names."""
+    match config.order:
+        case "fcfs":
+            return FirstComeFirstServed()
+        case "priority":
+            return PriorityBands()
+        case "sjf":
+            return ShortestJobFirst(config.ageing_tokens_per_s)
+        case "edf":
+            return EarliestDeadlineFirst()
+        case "fair":
+            return FairTokens({tenant.name: tenant.weight for tenant in config.tenants})
+
+
+def placement_policy(config: SchedulerConfig, rng: random.Random) -> PlacementPolicy:
+    """The placement that the config names."""
+    match config.placement:
+        case "least_outstanding":
+            return LeastOutstanding(rng)
+        case "power_of_two":
+            return PowerOfTwo(rng)
+        case "prefix_affinity":
+            return PrefixAffinity(rng, config.prefix_gap_tokens)
+
+
 class SchedulerCore:
     """Admission, order and placement over replicas that come and go.
 
     Args:
-        max_waiting_requests: bound of the waiting queue, >= 0.
-        max_queue_wait_s: a request that waited this long is refused.
-        seed: of the choice between equally loaded replicas.
         settled_at_s: until then gateways and replicas of an earlier scheduler may be on their way back:
             requests wait and nothing is placed, so no placement overlooks a lease that is still held.
     """
 
-    def __init__(
-        self,
-        *,
-        max_waiting_requests: int,
-        max_queue_wait_s: float,
-        seed: int,
-        settled_at_s: float = -math.inf,
-    ) -> None:
+    def __init__(self, config: SchedulerConfig, *, settled_at_s: float = -math.inf) -> None:
+        self._config = config
         self._settled_at_s = settled_at_s
-        self._max_waiting_requests = max_waiting_requests
-        self._max_queue_wait_s = max_queue_wait_s
-        self._rng = random.Random(seed)
-        self._queue = WaitingQueue()
+        self._order = order_policy(config)
+        self._queue = WaitingQueue(self._order)
         self._ledger = Ledger()
-        self._replicas: dict[str, ReplicaInfo] = {}
+        # Reserved room means something only where higher bands go first.
+        has_bands = config.order == "priority"
+        self._reserved_shares = [band.reserved_share if has_bands else 0.0 for band in config.bands]
+        self._fleet = Fleet(
+            self._ledger,
+            breaker_failures=config.breaker_failures,
+            breaker_cooldown_s=config.breaker_cooldown_s,
+            reserved_shares=self._reserved_shares,
+        )
+        self._placement = placement_policy(config, random.Random(config.seed))
+        self._running: dict[str, _Running] = {}
+        self._lanes: dict[str, LaneEstimator] = {}
+        self._predictor = OutputPredictor()
         self._drain_rate = DrainRate()
+        self._queue_shares = {tenant.name: tenant.queue_share for tenant in config.tenants}
         self.is_draining = False
         self.refusals: Counter[Reason] = Counter()
+        self.last_refusals: deque[RefusalNote] = deque(maxlen=KEEP_REFUSALS)
 
     # Replicas
 
     def replica_ready(self, info: ReplicaInfo) -> None:
         """A replica may take requests from now on."""
-        self._replicas[info.replica_id] = info
+        self._fleet.join(info)
 
     def replica_gone(self, replica_id: str) -> None:
         """A replica takes no more requests. Leases on it live on until their holders release them."""
-        self._replicas.pop(replica_id, None)
+        self._fleet.leave(replica_id)
+        self._placement.forget(replica_id)
 
     # Requests
 
@@ -78,38 +162,26 @@ class SchedulerCore:
         """
         if request.request_id in self._queue or request.request_id in self._ledger:
             raise LeaseError(f"request {request.request_id!r} is already waiting or running")
-        eligible = self._eligible(Line.of(request))
-        refusal = admit(
-            is_draining=self.is_draining,
-            is_settling=now_s < self._settled_at_s,
-            num_eligible=len(eligible),
-            has_room=any(load.has_room for load in eligible) and self._queue.head(self._has_room) is None,
-            num_waiting=len(self._queue),
-            max_waiting_requests=self._max_waiting_requests,
-            drain_rate_rps=self._drain_rate.rps(now_s),
-        )
-        if refusal is None:
-            self._queue.join(request, now_s)
-        else:
-            self.refusals[refusal.reason] += 1
-        return refusal
+        request = self._predicted(request)
+        line = Line.of(request)
+        refusal = admit(request, self._view(request, line, now_s), self._limits(request))
+        if refusal is not None:
+            self._note(refusal, request, now_s)
+            return refusal
+        arrived_at_s = now_s - request.age_s
+        self._queue.join(request, arrived_at_s, arrived_at_s + self._patience_s(request))
+        return None
 
     def dispatch(self, now_s: float) -> list[Grant]:
-        """Place waiting requests, longest-waiting first, until none fits. Load is booked here, at once."""
+        """Place waiting requests in order until none fits. Load is booked here, at once."""
         grants: list[Grant] = []
         if now_s < self._settled_at_s:
             return grants
-        while waiting := self._queue.head(self._has_room):
-            request = waiting.request
-            self._queue.leave(request.request_id)
-            with_room = [load for load in self._eligible(Line.of(request)) if load.has_room]
-            replica = least_outstanding(with_room, self._rng).info
-            lease = Lease(request.request_id, replica.replica_id, request.reserved_tokens)
-            self._ledger.acquire(lease)
-            grants.append(Grant(lease, replica, now_s - waiting.arrived_at_s))
+        while waiting := self._queue.head(lambda line: self._fleet.has_room(line, now_s)):
+            grants.append(self._place(waiting, now_s))
         return grants
 
-    def release(self, request_id: str, now_s: float) -> Lease:
+    def release(self, request_id: str, now_s: float, end: RequestEnd = RequestEnd()) -> Lease:
         """A running request ended, however it ended.
 
         Raises:
@@ -117,6 +189,10 @@ class SchedulerCore:
         """
         lease = self._ledger.release(request_id)
         self._drain_rate.record(now_s)
+        self._judge(lease.replica_id, end.verdict, now_s)
+        running = self._running.pop(request_id, None)
+        if running is not None:
+            self._learn(running, end, now_s)
         return lease
 
     def withdraw(self, request_id: str, now_s: float) -> None:
@@ -129,18 +205,23 @@ class SchedulerCore:
 
     def adopt(self, lease: Lease) -> None:
         """Book a lease that a gateway holds from before this scheduler started."""
-        self._queue.leave(lease.request_id)  # its holder says that it runs
         if lease.request_id not in self._ledger:
             self._ledger.acquire(lease)
 
     def expire(self, now_s: float) -> list[tuple[Waiting, Refusal]]:
-        """Take out the requests that waited too long."""
+        """Take out the requests whose time to wait is over."""
         expired = []
-        for waiting in self._queue.overdue(now_s - self._max_queue_wait_s):
-            self._queue.leave(waiting.request.request_id)
-            message = f"waited {self._max_queue_wait_s:g} s for a replica (scheduler.max_queue_wait_s)"
-            expired.append((waiting, Refusal(Reason.QUEUE_TIMEOUT, message)))
-            self.refusals[Reason.QUEUE_TIMEOUT] += 1
+        for waiting in self._queue.out_of_patience(now_s):
+            request = waiting.request
+            self._queue.leave(request.request_id)
+            waited_s = now_s - waiting.arrived_at_s
+            refusal = Refusal(
+                Reason.QUEUE_TIMEOUT,
+                f"waited {waited_s:.1f} s for a replica; the limit was {self._patience_s(request):g} s "
+                "(the request's deadline, x-max-queue-ms or scheduler.max_queue_wait_s)",
+            )
+            self._note(refusal, request, now_s)
+            expired.append((waiting, refusal))
         return expired
 
     # State, for people and metrics
@@ -157,18 +238,103 @@ class SchedulerCore:
         """Waiting requests by pinned lane; None for those that leave the choice to the scheduler."""
         return self._queue.count_by_lane()
 
-    def loads(self) -> list[ReplicaLoad]:
-        """Every ready replica with what is booked on it."""
-        return [self._load(info) for info in self._replicas.values()]
+    def waiting_by_band(self) -> dict[str, int]:
+        """Waiting requests by the band's name."""
+        counts = self._queue.count_by_band()
+        return {band.name: counts.get(index, 0) for index, band in enumerate(self._config.bands)}
 
-    def _load(self, info: ReplicaInfo) -> ReplicaLoad:
-        replica_id = info.replica_id
-        return ReplicaLoad(
-            info, self._ledger.running(replica_id), self._ledger.outstanding_tokens(replica_id)
+    def waiting_by_tenant(self) -> dict[str, int]:
+        """Waiting requests of each tenant that has any."""
+        return {tenant: backlog.requests for tenant, backlog in self._queue.by_tenant.items()}
+
+    def replicas(self) -> list[Replica]:
+        """Every ready replica with what is booked on it."""
+        return self._fleet.all()
+
+    # Parts of the above
+
+    def _place(self, waiting: Waiting, now_s: float) -> Grant:
+        request = waiting.request
+        self._queue.leave(request.request_id)
+        candidates = self._fleet.with_room(Line.of(request), now_s)
+        others = [one for one in candidates if one.info.replica_id != request.avoid_replica]
+        replica = self._placement.choose(request, others or candidates)
+        lease = Lease(request.request_id, replica.info.replica_id, request.reserved_tokens)
+        self._ledger.acquire(lease)
+        replica.breaker.sent(now_s)
+        self._order.dispatched(request)
+        self._running[request.request_id] = _Running(request, replica.info.lane, now_s)
+        return Grant(lease, replica.info, now_s - waiting.arrived_at_s)
+
+    def _predicted(self, request: SchedulingRequest) -> SchedulingRequest:
+        if request.predicted_output_tokens:
+            return request
+        predicted = self._predictor.predict(request.tenant, request.max_output_tokens)
+        return replace(request, predicted_output_tokens=predicted)
+
+    def _patience_s(self, request: SchedulingRequest) -> float:
+        limits = (self._config.max_queue_wait_s, request.max_queue_s, request.ttft_deadline_s)
+        return min(limit for limit in limits if limit is not None)
+
+    def _view(self, request: SchedulingRequest, line: Line, now_s: float) -> LabView:
+        eligible = self._fleet.eligible(line)
+        can_place = now_s >= self._settled_at_s
+        has_room = (
+            can_place
+            and self._fleet.has_room(line, now_s)
+            and self._queue.head(lambda other: self._fleet.has_room(other, now_s)) is None
+        )
+        estimators = [self._lane(name) for name in {one.info.lane for one in eligible}]
+        first_token = [e.first_token_s for e in estimators if e.first_token_s is not None]
+        waits = [e.wait_s(self._num_ahead(line), self._fleet.num_slots(line)) for e in estimators]
+        known_waits = [wait for wait in waits if wait is not None]
+        return LabView(
+            is_draining=self.is_draining,
+            is_settling=not can_place,
+            num_eligible=len(eligible),
+            has_room=has_room,
+            waiting=self._queue.total,
+            tenant_waiting=self._queue.by_tenant.get(request.tenant, Backlog()),
+            expected_wait_s=min(known_waits, default=None),
+            expected_first_token_s=min(first_token, default=None),
+            drain_rate_rps=self._drain_rate.rps(now_s),
         )
 
-    def _eligible(self, line: Line) -> list[ReplicaLoad]:
-        return [self._load(info) for info in self._replicas.values() if may_serve(info, line)]
+    def _num_ahead(self, line: Line) -> int:
+        counts = self._queue.count_by_lane()
+        return counts.get(line.lane, 0) + (counts.get(None, 0) if line.lane is not None else 0)
 
-    def _has_room(self, line: Line) -> bool:
-        return any(load.has_room for load in self._eligible(line))
+    def _limits(self, request: SchedulingRequest) -> QueueLimits:
+        free_share = 1 - sum(self._reserved_shares[: request.band])
+        share = self._queue_shares.get(request.tenant)
+        return QueueLimits(
+            max_requests=int(self._config.max_waiting_requests * free_share),
+            max_tokens=int(self._config.max_waiting_tokens * free_share),
+            tenant_share=self._config.tenant_queue_share if share is None else share,
+        )
+
+    def _judge(self, replica_id: str, verdict: ReplicaVerdict, now_s: float) -> None:
+        replica = self._fleet.get(replica_id)
+        if replica is None:
+            self._ledger.forget(replica_id)
+        elif verdict is ReplicaVerdict.HEALTHY:
+            replica.breaker.succeeded()
+        elif verdict is ReplicaVerdict.FAILED:
+            replica.breaker.failed(now_s)
+        else:
+            replica.breaker.untold()
+
+    def _learn(self, running: _Running, end: RequestEnd, now_s: float) -> None:
+        request = running.request
+        if end.verdict is ReplicaVerdict.HEALTHY:
+            self._lane(running.lane).ended(now_s - running.granted_at_s, end.first_token_s)
+            if end.output_tokens:
+                self._predictor.learn(request.tenant, end.output_tokens)
+        self._order.finished(request, end.output_tokens or 0)
+
+    def _lane(self, name: str) -> LaneEstimator:
+        return self._lanes.setdefault(name, LaneEstimator())
+
+    def _note(self, refusal: Refusal, request: SchedulingRequest, now_s: float) -> None:
+        self.refusals[refusal.reason] += 1
+        self.last_refusals.append(RefusalNote(now_s, refusal.reason, request.tenant, request.lane))

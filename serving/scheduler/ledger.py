@@ -21,7 +21,9 @@ class Lease:
 
 
 @dataclass(slots=True)
-class _Load:
+class Load:
+    """What is booked on one replica now. Read it; only the ledger writes it."""
+
     running: int = 0
     outstanding_tokens: int = 0
 
@@ -31,7 +33,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._leases: dict[str, Lease] = {}
-        self._loads: dict[str, _Load] = {}
+        self._loads: dict[str, Load] = {}
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -48,7 +50,7 @@ class Ledger:
         if lease.request_id in self._leases:
             raise LeaseError(f"request {lease.request_id!r} holds a lease already")
         self._leases[lease.request_id] = lease
-        load = self._loads.setdefault(lease.replica_id, _Load())
+        load = self.load(lease.replica_id)
         load.running += 1
         load.outstanding_tokens += lease.reserved_tokens
 
@@ -64,19 +66,16 @@ class Ledger:
         load = self._loads[lease.replica_id]
         load.running -= 1
         load.outstanding_tokens -= lease.reserved_tokens
-        if load.running == 0:
-            del self._loads[lease.replica_id]
         return lease
 
-    def running(self, replica_id: str) -> int:
-        """Live leases on a replica."""
-        load = self._loads.get(replica_id)
-        return load.running if load else 0
+    def load(self, replica_id: str) -> Load:
+        """The live load of a replica: a view that follows every later lease."""
+        return self._loads.setdefault(replica_id, Load())
 
-    def outstanding_tokens(self, replica_id: str) -> int:
-        """Tokens reserved by the live leases on a replica."""
-        load = self._loads.get(replica_id)
-        return load.outstanding_tokens if load else 0
+    def forget(self, replica_id: str) -> None:
+        """Drop the books of a replica that is gone for good; one with live leases keeps them."""
+        if replica_id in self._loads and self._loads[replica_id].running == 0:
+            del self._loads[replica_id]
 
     def leases(self) -> tuple[Lease, ...]:
         """All live leases, oldest first."""

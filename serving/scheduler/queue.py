@@ -1,93 +1,129 @@
-"""The waiting queue: bounded, first come first served, and anyone may leave at once from anywhere."""
+"""The waiting queue: lines of requests in a policy's order, which anyone may leave at once from anywhere."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from sortedcontainers import SortedKeyList
+
 from serving.core.request import SchedulingRequest
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A queued request and when it came; `ticket` orders all of them."""
-
-    request: SchedulingRequest
-    arrived_at_s: float
-    ticket: int
+from serving.scheduler.order import OrderPolicy, Waiting, WaitingLine
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Requests that the same replicas can serve wait in one line, so a full lane never blocks another."""
+    """Requests that the same room can serve wait in one line, so a full lane never blocks another."""
 
     lane: str | None
     needs_plain_decoding: bool
+    band: int
 
     @classmethod
     def of(cls, request: SchedulingRequest) -> Line:
-        return cls(request.lane, request.needs_plain_decoding)
+        return cls(request.lane, request.needs_plain_decoding, request.band)
+
+
+@dataclass(slots=True)
+class Backlog:
+    """What one tenant, or all of them, have waiting."""
+
+    requests: int = 0
+    tokens: int = 0
+
+    def add(self, request: SchedulingRequest, sign: int) -> None:
+        self.requests += sign
+        self.tokens += sign * request.reserved_tokens
 
 
 class WaitingQueue:
-    """Lines of waiting requests, each in order of arrival.
+    """Joining and leaving are O(log n) in the queue's length; the head is found over the lines, which are few."""
 
-    Joining, leaving and taking the head are O(1) in the queue's length.
-    """
-
-    def __init__(self) -> None:
-        self._lines: dict[Line, OrderedDict[str, Waiting]] = {}
-        self._line_of: dict[str, Line] = {}
+    def __init__(self, policy: OrderPolicy) -> None:
+        self._policy = policy
+        self._lines: dict[Line, WaitingLine] = {}
+        self._waiting: dict[str, Waiting] = {}
+        self._by_patience: SortedKeyList = SortedKeyList(
+            key=lambda waiting: (waiting.give_up_at_s, waiting.ticket)
+        )
         self._next_ticket = 0
+        self.total = Backlog()
+        self.by_tenant: dict[str, Backlog] = {}
 
     def __len__(self) -> int:
-        return len(self._line_of)
+        return len(self._waiting)
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._line_of
+        return request_id in self._waiting
 
     def __iter__(self) -> Iterator[Waiting]:
-        """All waiting requests, in order of arrival."""
-        everyone = [waiting for line in self._lines.values() for waiting in line.values()]
-        return iter(sorted(everyone, key=lambda waiting: waiting.ticket))
+        """All waiting requests, in order of joining."""
+        return iter(sorted(self._waiting.values(), key=lambda waiting: waiting.ticket))
 
-    def join(self, request: SchedulingRequest, now_s: float) -> None:
-        """Queue a request behind all who came before it; ids of waiting requests are unique."""
-        line = Line.of(request)
-        waiting = Waiting(request, now_s, self._next_ticket)
+    def join(self, request: SchedulingRequest, arrived_at_s: float, give_up_at_s: float) -> Waiting:
+        """Queue a request; ids of waiting requests are unique."""
+        waiting = Waiting(request, arrived_at_s, give_up_at_s, self._next_ticket)
         self._next_ticket += 1
-        self._lines.setdefault(line, OrderedDict())[request.request_id] = waiting
-        self._line_of[request.request_id] = line
+        if request.tenant not in self.by_tenant:
+            self._policy.tenant_arrives(request.tenant, frozenset(self.by_tenant))
+        self._count(request, 1)
+        self._waiting[request.request_id] = waiting
+        self._by_patience.add(waiting)
+        line = Line.of(request)
+        if line not in self._lines:
+            self._lines[line] = self._policy.new_line()
+        self._lines[line].join(waiting)
+        return waiting
 
     def leave(self, request_id: str) -> Waiting | None:
         """Take a request out, wherever it stands; None when it is not here."""
-        line = self._line_of.pop(request_id, None)
-        if line is None:
+        waiting = self._waiting.pop(request_id, None)
+        if waiting is None:
             return None
-        waiting = self._lines[line].pop(request_id)
+        line = Line.of(waiting.request)
+        self._lines[line].leave(waiting)
         if not self._lines[line]:
             del self._lines[line]
+        self._by_patience.remove(waiting)
+        self._count(waiting.request, -1)
         return waiting
 
-    def head(self, can_serve: Callable[[Line], bool]) -> Waiting | None:
-        """The longest-waiting request of any line that can be served now."""
-        heads = [next(iter(waiting.values())) for line, waiting in self._lines.items() if can_serve(line)]
-        return min(heads, key=lambda waiting: waiting.ticket, default=None)
+    def head(self, has_room: Callable[[Line], bool]) -> Waiting | None:
+        """The next request of all lines that have room, by the policy's order."""
+        heads = [line.head() for key, line in self._lines.items() if has_room(key)]
+        return min(heads, key=self._policy.rank, default=None)
 
-    def overdue(self, arrived_before_s: float) -> list[Waiting]:
-        """Requests that came before the instant; they stay queued."""
+    def out_of_patience(self, now_s: float) -> list[Waiting]:
+        """Requests whose `give_up_at_s` has come, the most overdue first; they stay queued."""
         found = []
-        for line in self._lines.values():
-            for waiting in line.values():
-                if waiting.arrived_at_s >= arrived_before_s:
-                    break
-                found.append(waiting)
+        for waiting in self._by_patience:
+            if waiting.give_up_at_s > now_s:
+                break
+            found.append(waiting)
         return found
+
+    def num_in_line(self, line: Line) -> int:
+        """Requests waiting for the same room."""
+        return len(self._lines[line]) if line in self._lines else 0
 
     def count_by_lane(self) -> dict[str | None, int]:
         """Waiting requests by pinned lane; None for those that leave the choice to the scheduler."""
-        counts: dict[str | None, int] = {}
+        counts: Counter[str | None] = Counter()
         for line, waiting in self._lines.items():
-            counts[line.lane] = counts.get(line.lane, 0) + len(waiting)
-        return counts
+            counts[line.lane] += len(waiting)
+        return dict(counts)
+
+    def count_by_band(self) -> dict[int, int]:
+        """Waiting requests by band index."""
+        counts: Counter[int] = Counter()
+        for line, waiting in self._lines.items():
+            counts[line.band] += len(waiting)
+        return dict(counts)
+
+    def _count(self, request: SchedulingRequest, sign: int) -> None:
+        self.total.add(request, sign)
+        backlog = self.by_tenant.setdefault(request.tenant, Backlog())
+        backlog.add(request, sign)
+        if backlog.requests == 0:
+            del self.by_tenant[request.tenant]

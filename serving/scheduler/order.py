@@ -1,0 +1,226 @@
+"""Who is next: one short class per policy. Each ranks waiting requests; the lowest rank goes first.
+
+`fcfs`      first come, first served
+`priority`  band by band, within a band first come, first served
+`sjf`       shortest predicted output first, with ageing
+`edf`       earliest deadline of the first token first
+`fair`      the tenant that was served least, by a virtual token counter
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from sortedcontainers import SortedKeyList
+
+from serving.core.request import SchedulingRequest
+
+Rank = tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A queued request.
+
+    Attributes:
+        arrived_at_s: when it came; a rerouted request keeps the instant of its first arrival.
+        give_up_at_s: when it is refused if it still waits.
+        ticket: order of joining; the last word between equals.
+    """
+
+    request: SchedulingRequest
+    arrived_at_s: float
+    give_up_at_s: float
+    ticket: int
+
+    @property
+    def deadline_at_s(self) -> float:
+        """When the first token is due; infinite when the client set none."""
+        wanted_s = self.request.ttft_deadline_s
+        return math.inf if wanted_s is None else self.arrived_at_s + wanted_s
+
+
+class WaitingLine(Protocol):
+    """Requests that the same replicas can serve, in a policy's order."""
+
+    def __len__(self) -> int: ...
+
+    def join(self, waiting: Waiting) -> None: ...
+
+    def leave(self, waiting: Waiting) -> None: ...
+
+    def head(self) -> Waiting: ...
+
+
+class OrderPolicy(Protocol):
+    """A policy: ranks requests, makes lines, and hears of what was served."""
+
+    def rank(self, waiting: Waiting) -> Rank:
+        """Lowest first. May change with time for `fair` only."""
+        ...
+
+    def new_line(self) -> WaitingLine: ...
+
+    def tenant_arrives(self, tenant: str, backlogged: frozenset[str]) -> None:
+        """A tenant without waiting requests has one now; `backlogged` are the tenants that wait."""
+        ...
+
+    def dispatched(self, request: SchedulingRequest) -> None: ...
+
+    def finished(self, request: SchedulingRequest, output_tokens: int) -> None: ...
+
+
+class SortedLine:
+    """A line whose ranks never change: a sorted list, O(log n) to join and to leave from anywhere."""
+
+    def __init__(self, policy: OrderPolicy) -> None:
+        self._sorted: SortedKeyList = SortedKeyList(key=policy.rank)
+
+    def __len__(self) -> int:
+        return len(self._sorted)
+
+    def join(self, waiting: Waiting) -> None:
+        self._sorted.add(waiting)
+
+    def leave(self, waiting: Waiting) -> None:
+        self._sorted.remove(waiting)
+
+    def head(self) -> Waiting:
+        first: Waiting = self._sorted[0]
+        return first
+
+
+class _StaticPolicy:
+    """Base of the policies whose ranks are fixed when a request joins."""
+
+    def rank(self, waiting: Waiting) -> Rank:
+        raise NotImplementedError
+
+    def new_line(self) -> WaitingLine:
+        return SortedLine(self)
+
+    def tenant_arrives(self, tenant: str, backlogged: frozenset[str]) -> None:
+        pass
+
+    def dispatched(self, request: SchedulingRequest) -> None:
+        pass
+
+    def finished(self, request: SchedulingRequest, output_tokens: int) -> None:
+        pass
+
+
+class FirstComeFirstServed(_StaticPolicy):
+    """`fcfs`."""
+
+    def rank(self, waiting: Waiting) -> Rank:
+        return (waiting.arrived_at_s, waiting.ticket)
+
+
+class PriorityBands(_StaticPolicy):
+    """`priority`: a lower band index always goes first."""
+
+    def rank(self, waiting: Waiting) -> Rank:
+        return (waiting.request.band, waiting.arrived_at_s, waiting.ticket)
+
+
+class ShortestJobFirst(_StaticPolicy):
+    """`sjf`: predicted output tokens, less `ageing_tokens_per_s` for each second waited.
+
+    Ageing moves all waiting requests alike, so the order between two of them never changes and the rank can use
+    the arrival instead: a request of L tokens is overtaken by shorter ones for L / ageing_tokens_per_s at most.
+    """
+
+    def __init__(self, ageing_tokens_per_s: float) -> None:
+        self._ageing_tokens_per_s = ageing_tokens_per_s
+
+    def rank(self, waiting: Waiting) -> Rank:
+        aged = waiting.request.predicted_output_tokens + self._ageing_tokens_per_s * waiting.arrived_at_s
+        return (aged, waiting.ticket)
+
+
+class EarliestDeadlineFirst(_StaticPolicy):
+    """`edf`: requests without a deadline come after all that have one, first come, first served."""
+
+    def rank(self, waiting: Waiting) -> Rank:
+        return (waiting.deadline_at_s, waiting.arrived_at_s, waiting.ticket)
+
+
+class FairTokens:
+    """`fair`: virtual token counters, after VTC (arXiv 2401.00588).
+
+    Each tenant's counter grows by the weighted tokens it is served: input and predicted output at dispatch, the
+    difference to the real output at the end. The backlogged tenant with the lowest counter is next. A tenant that
+    comes back is lifted to the lowest backlogged counter, so absence earns no credit.
+
+    Args:
+        weights: share of each tenant; 1 for those not named.
+        input_weight, output_weight: cost of one token; the paper's experiments use 1 and 2.
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[str, float] | None = None,
+        *,
+        input_weight: float = 1.0,
+        output_weight: float = 2.0,
+    ) -> None:
+        self._weights = dict(weights or {})
+        self._input_weight = input_weight
+        self._output_weight = output_weight
+        self._counters: dict[str, float] = {}
+
+    def counter(self, tenant: str) -> float:
+        """Weighted tokens a tenant was served so far, plus what it was lifted."""
+        return self._counters.get(tenant, 0.0)
+
+    def rank(self, waiting: Waiting) -> Rank:
+        return (self.counter(waiting.request.tenant), waiting.arrived_at_s, waiting.ticket)
+
+    def new_line(self) -> WaitingLine:
+        return _TenantLine(self)
+
+    def tenant_arrives(self, tenant: str, backlogged: frozenset[str]) -> None:
+        if backlogged:
+            floor = min(self.counter(other) for other in backlogged)
+            self._counters[tenant] = max(self.counter(tenant), floor)
+
+    def dispatched(self, request: SchedulingRequest) -> None:
+        input_cost = self._input_weight * request.prompt_tokens
+        self._charge(request.tenant, input_cost + self._output_weight * request.predicted_output_tokens)
+
+    def finished(self, request: SchedulingRequest, output_tokens: int) -> None:
+        self._charge(request.tenant, self._output_weight * (output_tokens - request.predicted_output_tokens))
+
+    def _charge(self, tenant: str, cost: float) -> None:
+        self._counters[tenant] = self.counter(tenant) + cost / self._weights.get(tenant, 1.0)
+
+
+class _TenantLine:
+    """A line of `fair`: first come, first served within a tenant; the head is found over the waiting tenants."""
+
+    def __init__(self, policy: FairTokens) -> None:
+        self._policy = policy
+        self._by_tenant: dict[str, OrderedDict[int, Waiting]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def join(self, waiting: Waiting) -> None:
+        self._by_tenant.setdefault(waiting.request.tenant, OrderedDict())[waiting.ticket] = waiting
+        self._count += 1
+
+    def leave(self, waiting: Waiting) -> None:
+        tenant = waiting.request.tenant
+        del self._by_tenant[tenant][waiting.ticket]
+        if not self._by_tenant[tenant]:
+            del self._by_tenant[tenant]
+        self._count -= 1
+
+    def head(self) -> Waiting:
+        heads = (next(iter(waiting.values())) for waiting in self._by_tenant.values())
+        return min(heads, key=self._policy.rank)

@@ -1,0 +1,126 @@
+"""Where a request runs: pure, at most O(replicas), with seeded ties."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from serving.core.lane import ReplicaInfo, Strategy
+from serving.core.request import SchedulingRequest
+from serving.scheduler.breaker import Breaker
+from serving.scheduler.ledger import Load
+from serving.scheduler.queue import Line
+
+
+@dataclass(slots=True)
+class Replica:
+    """A ready replica: what it said of itself, what is booked on it, and whether it can be trusted."""
+
+    info: ReplicaInfo
+    load: Load
+    breaker: Breaker
+
+    def has_room(self, reserved_slots: int, now_s: float) -> bool:
+        """Room for one more request that must leave `reserved_slots` free for others."""
+        return self.load.running < self.info.max_running - reserved_slots and self.breaker.lets_through(now_s)
+
+
+def may_serve(replica: ReplicaInfo, line: Line) -> bool:
+    """Whether requests of that line may run on the replica at all.
+
+    A pinned lane is the client's word: if its engine refuses the request, the client hears the engine's reason.
+    """
+    if line.lane is not None:
+        return replica.lane == line.lane
+    if line.needs_plain_decoding and replica.strategy is Strategy.SPECULATIVE:
+        return False
+    return replica.takes_unpinned
+
+
+class PlacementPolicy(Protocol):
+    """Chooses among replicas that may serve the request and have room; there is at least one."""
+
+    def choose(self, request: SchedulingRequest, candidates: Sequence[Replica]) -> Replica: ...
+
+    def forget(self, replica_id: str) -> None:
+        """A replica is gone."""
+        ...
+
+
+class LeastOutstanding:
+    """The replica with the fewest outstanding tokens; equals are drawn at random, so none is favoured."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def choose(self, request: SchedulingRequest, candidates: Sequence[Replica]) -> Replica:
+        fewest = min(candidate.load.outstanding_tokens for candidate in candidates)
+        return self._rng.choice([one for one in candidates if one.load.outstanding_tokens == fewest])
+
+    def forget(self, replica_id: str) -> None:
+        pass
+
+
+class PowerOfTwo:
+    """The less loaded of two replicas drawn at random."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._least = LeastOutstanding(rng)
+
+    def choose(self, request: SchedulingRequest, candidates: Sequence[Replica]) -> Replica:
+        drawn = candidates if len(candidates) <= 2 else self._rng.sample(candidates, 2)
+        return self._least.choose(request, drawn)
+
+    def forget(self, replica_id: str) -> None:
+        pass
+
+
+class PrefixAffinity:
+    """The replica that has seen the longest part of the prompt, unless it is too busy: load beats locality.
+
+    Args:
+        gap_tokens: how many outstanding tokens a match may be above the least loaded replica.
+        max_blocks: block hashes remembered per replica; the least recently used go first.
+    """
+
+    def __init__(self, rng: random.Random, gap_tokens: int, max_blocks: int = 4096) -> None:
+        self._least = LeastOutstanding(rng)
+        self._gap_tokens = gap_tokens
+        self._max_blocks = max_blocks
+        self._seen: dict[str, OrderedDict[int, None]] = {}
+
+    def choose(self, request: SchedulingRequest, candidates: Sequence[Replica]) -> Replica:
+        chosen = self._least.choose(request, candidates)
+        matches = [(self._match(request, one), one) for one in candidates] if request.prefix_blocks else []
+        longest = max((match for match, _ in matches), default=0)
+        if longest > 0:
+            best = self._least.choose(request, [one for match, one in matches if match == longest])
+            gap = best.load.outstanding_tokens - chosen.load.outstanding_tokens
+            chosen = best if gap <= self._gap_tokens else chosen
+        self._remember(request, chosen)
+        return chosen
+
+    def forget(self, replica_id: str) -> None:
+        self._seen.pop(replica_id, None)
+
+    def _match(self, request: SchedulingRequest, replica: Replica) -> int:
+        """Leading blocks of the prompt that the replica has seen; a block's hash covers all before it."""
+        seen: Mapping[int, None] = self._seen.get(replica.info.replica_id, {})
+        length = 0
+        for block in request.prefix_blocks:
+            if block not in seen:
+                break
+            length += 1
+        return length
+
+    def _remember(self, request: SchedulingRequest, replica: Replica) -> None:
+        seen = self._seen.setdefault(replica.info.replica_id, OrderedDict())
+        for block in request.prefix_blocks:
+            seen[block] = None
+            seen.move_to_end(block)
+        while len(seen) > self._max_blocks:
+            seen.popitem(last=False)
