@@ -71,6 +71,18 @@ WAITING = Metric(
     "tandem_waiting_requests", "gauge", "scheduler", ("lane",),
     "Requests waiting in the scheduler; lane `any` waits for the scheduler's choice.",
 )  # fmt: skip
+WAITING_BY_BAND = Metric(
+    "tandem_waiting_by_band_requests", "gauge", "scheduler", ("band",),
+    "Requests waiting in the scheduler, by priority band.",
+)  # fmt: skip
+BREAKER = Metric(
+    "tandem_breaker_state", "gauge", "scheduler", ("lane", "replica"),
+    "A replica's breaker: 0 closed, 1 half open (one probe), 2 open (no requests).",
+)  # fmt: skip
+REROUTES = Metric(
+    "tandem_reroutes_total", "counter", "gateway", ("lane", "outcome"),
+    "Requests sent to a second replica because the first broke before its first byte, by how that ended.",
+)  # fmt: skip
 RUNNING = Metric(
     "tandem_running_requests", "gauge", "scheduler", ("lane", "replica"),
     "Live leases on a replica.",
@@ -97,8 +109,8 @@ REPLICA_MEMORY = Metric(
 )  # fmt: skip
 
 METRICS: tuple[Metric, ...] = (
-    REQUESTS, TTFT, TPOT, INTER_CHUNK, E2E, PROMPT_TOKENS, OUTPUT_TOKENS,
-    QUEUE_WAIT, REFUSALS, LEASE_ERRORS, WAITING, RUNNING, OUTSTANDING_TOKENS, REPLICA_READY,
+    REQUESTS, TTFT, TPOT, INTER_CHUNK, E2E, PROMPT_TOKENS, OUTPUT_TOKENS, REROUTES,
+    QUEUE_WAIT, REFUSALS, LEASE_ERRORS, WAITING, WAITING_BY_BAND, BREAKER, RUNNING, OUTSTANDING_TOKENS, REPLICA_READY,
     ENGINE_RUNNING, ENGINE_WAITING, REPLICA_MEMORY,
 )  # fmt: skip
 

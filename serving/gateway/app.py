@@ -42,7 +42,7 @@ def build_app(config: LabConfig, services: Services, ask_scheduler: AskScheduler
         try:
             client_id = _client_request_id(request) or request_id
             raw = await _body(request, config.gateway.max_body_bytes)
-            routed = route(raw, request_id=request_id, is_chat=is_chat, config=config)
+            routed = route(raw, request.headers, request_id=request_id, is_chat=is_chat, config=config)
         except RefusedError as refusal:
             services.metrics.refused(refusal.reason)
             return _error(refusal)

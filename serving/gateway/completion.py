@@ -7,24 +7,28 @@ import json
 import logging
 import time
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
 from serving.core.errors import ERROR_SHAPES, Reason, RefusedError, UpstreamError
 from serving.core.latency import RequestTimeline, inter_chunk_latencies_s
-from serving.core.request import Outcome
+from serving.core.request import Outcome, SchedulingRequest
 from serving.core.sse import EventTooLargeError, parse_answer
 from serving.gateway.errors import error_event, error_headers, error_object
 from serving.gateway.metrics import GatewayMetrics
 from serving.gateway.openai_request import RoutedRequest
 from serving.gateway.stream import StreamNotes
 from serving.gateway.upstream import Upstream, UpstreamClient
-from serving.scheduler.client import SchedulerClient
+from serving.scheduler.client import HeldReplica, SchedulerClient
+from serving.scheduler.core import ReplicaVerdict, RequestEnd
 from serving.scheduler.protocol import Granted
 
 logger = logging.getLogger(__name__)
+
+
+MAX_QUOTED_BYTES = 300
 
 
 class ClientGoneError(Exception):
@@ -99,15 +103,56 @@ class Completion:
         return Outcome.COMPLETED, None
 
     async def _answer(self, send: Send) -> None:
-        request = self._request
-        async with self._services.scheduler.lease(request.scheduling) as granted:
-            self._granted = granted
-            url, request_id = granted.url + self._path, request.scheduling.request_id
-            async with self._services.upstream.post(url, request.body, request_id) as upstream:
-                if upstream.content_type.startswith("text/event-stream"):
-                    await self._pass_events(send, upstream)
-                else:
-                    await self._pass_whole(send, upstream)
+        """Run on a replica; if it breaks before its first byte, once more on another within the deadline."""
+        request = self._request.scheduling
+        try:
+            await self._attempt(request, send)
+        except UpstreamError as error:
+            age_s = time.monotonic() - self._arrived_at_s
+            if self._status is not None or self._granted is None or _is_late(request, age_s):
+                raise
+            logger.warning("request %s: %s; trying another replica", self._client_request_id, error)
+            again = replace(
+                request,
+                request_id=f"{request.request_id}-again",
+                age_s=age_s,
+                avoid_replica=self._granted.replica_id,
+            )
+            await self._attempt_again(again, send, error)
+
+    async def _attempt_again(self, request: SchedulingRequest, send: Send, first: UpstreamError) -> None:
+        lane, outcome = self._granted.lane if self._granted else "", Outcome.FAILED
+        try:
+            await self._attempt(request, send)
+            outcome = Outcome.COMPLETED
+        except RefusedError as refusal:
+            outcome = Outcome.REJECTED
+            raise UpstreamError(first.reason, f"{first}; no reroute: {refusal}") from first
+        finally:
+            self._services.metrics.reroutes.labels(lane=lane, outcome=outcome).inc()
+
+    async def _attempt(self, request: SchedulingRequest, send: Send) -> None:
+        async with self._services.scheduler.lease(request) as held:
+            self._granted = held.granted
+            url = held.granted.url + self._path
+            try:
+                async with self._services.upstream.post(
+                    url, self._request.body, request.request_id
+                ) as upstream:
+                    if upstream.content_type.startswith("text/event-stream"):
+                        await self._pass_events(send, upstream)
+                    else:
+                        await self._pass_whole(send, upstream)
+            except UpstreamError:
+                held.end = RequestEnd(ReplicaVerdict.FAILED)
+                raise
+            held.end = self._end_of(held)
+
+    def _end_of(self, held: HeldReplica) -> RequestEnd:
+        notes = self._notes
+        first_token_s = notes.chunk_at_s[0] - held.granted_at_s if notes.chunk_at_s else None
+        verdict = ReplicaVerdict.HEALTHY if notes.error is None else ReplicaVerdict.FAILED
+        return RequestEnd(verdict, first_token_s, notes.output_tokens)
 
     async def _pass_events(self, send: Send, upstream: Upstream) -> None:
         async for chunk in upstream.chunks:
@@ -124,6 +169,11 @@ class Completion:
 
     async def _pass_whole(self, send: Send, upstream: Upstream) -> None:
         body = b"".join([chunk async for chunk in upstream.chunks])
+        if upstream.status >= 500:
+            message = (
+                f"the engine answered {upstream.status}: {body[:MAX_QUOTED_BYTES].decode(errors='replace')}"
+            )
+            raise UpstreamError(Reason.UPSTREAM_BROKE, message)
         if upstream.status == 200:
             said = parse_answer(body)
             if said.error is not None:
@@ -176,6 +226,10 @@ class Completion:
             metrics.inter_chunk.labels(lane=lane).observe(gap_s)
         if outcome is Outcome.COMPLETED:
             metrics.completed(lane, timeline, notes.prompt_tokens or 0, self._request.is_stream)
+
+
+def _is_late(request: SchedulingRequest, age_s: float) -> bool:
+    return request.ttft_deadline_s is not None and age_s >= request.ttft_deadline_s
 
 
 async def _unless_client_goes(work: Coroutine[Any, Any, None], receive: Receive) -> None:

@@ -21,6 +21,7 @@ class GatewayMetrics:
         self._tpot = make.histogram(names.TPOT, self.registry)
         self.inter_chunk = make.histogram(names.INTER_CHUNK, self.registry)
         self._e2e = make.histogram(names.E2E, self.registry)
+        self.reroutes = make.counter(names.REROUTES, self.registry)
         self._prompt_tokens = make.counter(names.PROMPT_TOKENS, self.registry)
         self._output_tokens = make.counter(names.OUTPUT_TOKENS, self.registry)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from serving.config import LabConfig
 from serving.core.errors import Reason, RefusedError
 from serving.core.request import SchedulingRequest
+from serving.gateway.prefix import prefix_blocks
+from serving.gateway.scheduling_headers import read_wishes
 
 BYTES_PER_TOKEN = 4  # a usual ratio for English; good enough to book load, never used to count
 DEFAULT_COMPLETION_TOKENS = 16  # what the API gives `/v1/completions` when the request names no limit
@@ -38,13 +41,16 @@ def model_names(config: LabConfig) -> list[str]:
     return [config.model.name] + [f"{config.model.name}:{lane.name}" for lane in config.lanes]
 
 
-def route(raw: bytes, *, request_id: str, is_chat: bool, config: LabConfig) -> RoutedRequest:
-    """Read a body and decide what the scheduler and the engine get.
+def route(
+    raw: bytes, headers: Mapping[str, str], *, request_id: str, is_chat: bool, config: LabConfig
+) -> RoutedRequest:
+    """Read a body and its headers, and decide what the scheduler and the engine get.
 
     Raises:
-        RefusedError: malformed JSON, or a model that is not served.
+        RefusedError: malformed JSON, a model that is not served, or a scheduling header out of bounds.
     """
     body = _parse(raw)
+    wishes = read_wishes(headers, body, config.scheduler)
     lane = _lane(body.get("model"), config)
     prompt_tokens = len(raw) // BYTES_PER_TOKEN
     is_stream = body.get("stream") is True
@@ -59,6 +65,11 @@ def route(raw: bytes, *, request_id: str, is_chat: bool, config: LabConfig) -> R
         prompt_tokens=prompt_tokens,
         max_output_tokens=_max_output_tokens(body, prompt_tokens, is_chat, config),
         needs_plain_decoding=any(body.get(option) for option in PLAIN_ONLY_OPTIONS),
+        tenant=wishes.tenant,
+        band=wishes.band,
+        ttft_deadline_s=wishes.ttft_deadline_s,
+        max_queue_s=wishes.max_queue_s,
+        prefix_blocks=prefix_blocks(body) if config.scheduler.placement == "prefix_affinity" else (),
     )
     return RoutedRequest(scheduling, raw, is_stream, strip_usage)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ import aiohttp
 
 from serving.core.errors import Reason, RefusedError
 from serving.core.request import SchedulingRequest
+from serving.scheduler.core import RequestEnd
 from serving.scheduler.protocol import (
     GatewayHello,
     Granted,
@@ -32,14 +34,26 @@ from serving.scheduler.protocol import (
 logger = logging.getLogger(__name__)
 RECONNECT_DELAY_S = 0.2
 HEARTBEAT_S = 5.0
+ALONE_LIMIT_S = 15.0
+ALONE_TICK_S = 0.5
 
 
 @dataclass(eq=False)
 class _Pending:
     request: SchedulingRequest
+    since_s: float = field(default_factory=time.monotonic)
     answer: asyncio.Future[Granted] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
+
+
+@dataclass
+class HeldReplica:
+    """A granted lease, and what its holder has to say when it ends."""
+
+    granted: Granted
+    granted_at_s: float  # monotonic
+    end: RequestEnd = field(default_factory=RequestEnd)
 
 
 async def keep_connected(
@@ -80,10 +94,25 @@ class SchedulerClient:
         self._pending: dict[str, _Pending] = {}
         self._held: dict[str, HeldLease] = {}
         self._connected = asyncio.Event()
+        self._alone_since_s = time.monotonic()
 
     async def run(self) -> None:
         """Keep the channel open; run it as a task for the gateway's life."""
-        await keep_connected(self._address, self._talk)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(keep_connected(self._address, self._talk))
+            tasks.create_task(self._refuse_while_alone())
+
+    async def _refuse_while_alone(self) -> None:
+        """Without a scheduler nobody bounds the queue: what waits longer than the limit is refused."""
+        while True:
+            await asyncio.sleep(ALONE_TICK_S)
+            if self._connected.is_set():
+                continue
+            for pending in list(self._pending.values()):
+                waited_s = time.monotonic() - max(pending.since_s, self._alone_since_s)
+                if waited_s > ALONE_LIMIT_S and not pending.answer.done():
+                    message = f"the scheduler has not been reachable for {ALONE_LIMIT_S:g} s"
+                    pending.answer.set_exception(RefusedError(Reason.SCHEDULER_UNREACHABLE, message, 1))
 
     async def wait_connected(self, timeout_s: float) -> None:
         """Return once the scheduler answers.
@@ -95,10 +124,11 @@ class SchedulerClient:
             await self._connected.wait()
 
     @contextlib.asynccontextmanager
-    async def lease(self, request: SchedulingRequest) -> AsyncIterator[Granted]:
+    async def lease(self, request: SchedulingRequest) -> AsyncIterator[HeldReplica]:
         """Wait for room on a replica and hold it for the length of the block.
 
         Leaving the block releases the lease, however it is left; so does being cancelled while waiting.
+        What the block writes into `end` is told with the release.
 
         Raises:
             RefusedError: the scheduler said no.
@@ -106,7 +136,7 @@ class SchedulerClient:
         request_id = request.request_id
         pending = self._pending[request_id] = _Pending(request)
         try:
-            self._tell(_submit(request))
+            self._tell(_submit(pending))
             granted = await pending.answer
         except asyncio.CancelledError:
             # The grant may have come in this very tick: withdrawing gives that back too.
@@ -115,11 +145,13 @@ class SchedulerClient:
             raise
         finally:
             del self._pending[request_id]
+        held = HeldReplica(granted, time.monotonic())
         try:
-            yield granted
+            yield held
         finally:
             del self._held[request_id]
-            self._tell(Release(request_id))
+            end = held.end
+            self._tell(Release(request_id, end.verdict, end.first_token_s, end.output_tokens))
 
     def _tell(self, message: ToScheduler) -> None:
         # Without a connection nothing needs saying: the next hello reports what is held and submits what waits.
@@ -133,7 +165,7 @@ class SchedulerClient:
         self._tell(GatewayHello(self._gateway_id, self._metrics_address, list(self._held.values())))
         for pending in self._pending.values():
             if not pending.answer.done():
-                self._tell(_submit(pending.request))
+                self._tell(_submit(pending))
         writer = asyncio.create_task(self._write(socket))
         try:
             async for frame in socket:
@@ -143,6 +175,7 @@ class SchedulerClient:
                 self._handle(decode_from_scheduler(frame.data))
         finally:
             self._connected.clear()
+            self._alone_since_s = time.monotonic()
             writer.cancel()
 
     async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
@@ -164,13 +197,21 @@ class SchedulerClient:
             pending.answer.set_exception(_refused(message))
 
 
-def _submit(request: SchedulingRequest) -> Submit:
+def _submit(pending: _Pending) -> Submit:
+    request = pending.request
     return Submit(
         request_id=request.request_id,
         lane=request.lane,
         prompt_tokens=request.prompt_tokens,
         max_output_tokens=request.max_output_tokens,
         needs_plain_decoding=request.needs_plain_decoding,
+        tenant=request.tenant,
+        band=request.band,
+        ttft_deadline_s=request.ttft_deadline_s,
+        max_queue_s=request.max_queue_s,
+        prefix_blocks=request.prefix_blocks,
+        age_s=request.age_s + time.monotonic() - pending.since_s,
+        avoid_replica=request.avoid_replica,
     )
 
 

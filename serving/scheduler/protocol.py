@@ -10,6 +10,7 @@ import msgspec
 
 from serving.core.errors import Reason
 from serving.core.lane import Strategy
+from serving.scheduler.core import ReplicaVerdict
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_fields=True):
@@ -55,12 +56,22 @@ class Submit(Message, frozen=True, tag="submit"):
     prompt_tokens: int
     max_output_tokens: int
     needs_plain_decoding: bool
+    tenant: str
+    band: int
+    ttft_deadline_s: float | None
+    max_queue_s: float | None
+    prefix_blocks: tuple[int, ...]
+    age_s: float
+    avoid_replica: str | None
 
 
 class Release(Message, frozen=True, tag="release"):
-    """Gateway: a granted request ended."""
+    """Gateway: a granted request ended; see `serving.scheduler.core.RequestEnd`."""
 
     request_id: str
+    verdict: ReplicaVerdict
+    first_token_s: float | None
+    output_tokens: int | None
 
 
 class Withdraw(Message, frozen=True, tag="withdraw"):

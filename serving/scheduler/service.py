@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from serving.core.errors import LeaseError
 from serving.core.lane import ReplicaInfo
 from serving.core.request import SchedulingRequest
 from serving.scheduler.admission import Refusal
-from serving.scheduler.core import Grant, SchedulerCore
+from serving.scheduler.core import Grant, RequestEnd, SchedulerCore
 from serving.scheduler.ledger import Lease
 from serving.scheduler.metrics import SchedulerMetrics
 from serving.scheduler.protocol import (
@@ -40,6 +41,7 @@ from serving.scheduler.protocol import (
 from serving.telemetry.registry import CONTENT_TYPE, exposition
 
 logger = logging.getLogger(__name__)
+MAX_TENANTS_SHOWN = 20
 TICK_S = 0.25
 MAX_CLOSE_REASON_CHARS = 120  # a close frame holds 123 bytes of it
 SETTLE_S = 3.0  # gateways and replicas notice a lost scheduler at once and retry several times a second
@@ -65,17 +67,13 @@ class SchedulerService:
         settle_s: float = SETTLE_S,
     ) -> None:
         self._clock = clock
+        self._config = config
         self._lanes = lanes
-        self._core = SchedulerCore(
-            max_waiting_requests=config.max_waiting_requests,
-            max_queue_wait_s=config.max_queue_wait_s,
-            seed=config.seed,
-            settled_at_s=clock() + settle_s,
-        )
+        self._core = SchedulerCore(config, settled_at_s=clock() + settle_s)
         self._gateways: set[_Gateway] = set()
         self._owner_of: dict[str, _Gateway] = {}
         self._replicas: dict[str, ReplicaHello] = {}
-        self.metrics = SchedulerMetrics(self._core, [lane.name for lane in lanes])
+        self.metrics = SchedulerMetrics(self._core, [lane.name for lane in lanes], clock)
 
     # Connections
 
@@ -157,8 +155,8 @@ class SchedulerService:
         match message:
             case Submit():
                 self._submit(gateway, message)
-            case Release(request_id):
-                self._release(gateway, request_id)
+            case Release():
+                self._release(gateway, message)
             case Withdraw(request_id):
                 self._disown(request_id)
                 self._core.withdraw(request_id, self._clock())
@@ -173,16 +171,24 @@ class SchedulerService:
             prompt_tokens=message.prompt_tokens,
             max_output_tokens=message.max_output_tokens,
             needs_plain_decoding=message.needs_plain_decoding,
+            tenant=message.tenant,
+            band=message.band,
+            ttft_deadline_s=message.ttft_deadline_s,
+            max_queue_s=message.max_queue_s,
+            prefix_blocks=message.prefix_blocks,
+            age_s=message.age_s,
+            avoid_replica=message.avoid_replica,
         )
         if refusal := self._core.submit(request, self._clock()):
             self._refuse(gateway, message.request_id, refusal)
         else:
             self._own(gateway, message.request_id)
 
-    def _release(self, gateway: _Gateway, request_id: str) -> None:
-        self._disown(request_id)
+    def _release(self, gateway: _Gateway, message: Release) -> None:
+        self._disown(message.request_id)
+        end = RequestEnd(message.verdict, message.first_token_s, message.output_tokens)
         try:
-            self._core.release(request_id, self._clock())
+            self._core.release(message.request_id, self._clock(), end)
         except LeaseError as error:
             # A fault in the gateway must be seen, and must not take the scheduler down.
             self.metrics.lease_errors.inc()
@@ -245,26 +251,49 @@ class SchedulerService:
             }
             for lane in self._lanes
         }
-        for load in self._core.loads():
-            lanes[load.info.lane]["replicas"].append(
+        now_s = self._clock()
+        for replica in self._core.replicas():
+            lanes[replica.info.lane]["replicas"].append(
                 {
-                    "replica": load.info.replica_id,
+                    "replica": replica.info.replica_id,
                     "ready": True,
-                    "running": load.running,
-                    "max_running": load.info.max_running,
-                    "outstanding_tokens": load.outstanding_tokens,
-                    "url": load.info.url,
+                    "breaker": replica.breaker.state(now_s),
+                    "failures_in_a_row": replica.breaker.failures,
+                    "running": replica.load.running,
+                    "max_running": replica.info.max_running,
+                    "outstanding_tokens": replica.load.outstanding_tokens,
+                    "url": replica.info.url,
                 }
             )
         return {
             "draining": self._core.is_draining,
+            "order": self._config.order,
+            "placement": self._config.placement,
             "waiting": self._core.num_waiting,
             "waiting_any": waiting.get(None, 0),
+            "waiting_by_band": self._core.waiting_by_band(),
+            "waiting_by_tenant": self._most_waiting_tenants(),
             "leases": self._core.num_leases,
             "gateways": sorted(gateway.hello.gateway_id for gateway in self._gateways),
             "lanes": list(lanes.values()),
             "refusals": {str(reason): count for reason, count in self._core.refusals.items()},
+            "last_refusals": [
+                {
+                    "seconds_ago": round(now_s - note.at_s, 1),
+                    "reason": note.reason,
+                    "tenant": note.tenant,
+                    "lane": note.lane,
+                }
+                for note in reversed(self._core.last_refusals)
+            ],
         }
+
+    def _most_waiting_tenants(self) -> dict[str, int]:
+        """The tenants with the most waiting requests; the rest are summed as `other`."""
+        counts = Counter(self._core.waiting_by_tenant())
+        shown = dict(counts.most_common(MAX_TENANTS_SHOWN))
+        rest = counts.total() - sum(shown.values())
+        return shown | ({"other": rest} if rest else {})
 
     def replicas(self) -> list[dict[str, str]]:
         """What each ready replica said about its engine."""

@@ -1,0 +1,27 @@
+"""Hashes of a prompt's leading blocks, so that requests with the same beginning can meet on one replica."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+BLOCK_BYTES = 512  # about 128 tokens of English: one block of vLLM's CPU prefix cache
+MAX_BLOCKS = 32
+
+
+def prefix_blocks(body: Mapping[str, Any]) -> tuple[int, ...]:
+    """One hash per whole leading block, each covering all before it; at most `MAX_BLOCKS`.
+
+    The text is the prompt as the client wrote it, not as the engine tokenises it: equal text has equal tokens.
+    """
+    prompt = body.get("messages") if "messages" in body else body.get("prompt")
+    text = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
+    data = text.encode()[: MAX_BLOCKS * BLOCK_BYTES]
+    digest = hashlib.blake2b(digest_size=7)  # 56 bits: few collisions, short messages
+    blocks = []
+    for start in range(0, len(data) - BLOCK_BYTES + 1, BLOCK_BYTES):
+        digest.update(data[start : start + BLOCK_BYTES])
+        blocks.append(int.from_bytes(digest.copy().digest(), "big"))
+    return tuple(blocks)
