@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from serving.config import GatewayConfig, LabConfig
 from serving.gateway.app import build_app
@@ -46,7 +47,7 @@ class Caller:
             for part in parts
         ]
 
-    async def call(self, app: FastAPI) -> None:
+    async def call(self, app: ASGIApp) -> None:
         path, _, query = self.path.partition("?")
         scope = {
             "type": "http",
