@@ -16,7 +16,9 @@ LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 os.environ.setdefault(LOOPBACK_SWITCH, "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # Serve kills its controller at the end of every shutdown; Ray reports the controller's open calls as failures.
-os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", r"Task ServeController\.\w+ failed.*was killed by `ray.kill`")
+os.environ.setdefault(
+    "RAY_DEDUP_LOGS_SKIP_REGEX", r"Task ServeController\.\w+ failed.*was killed by `ray.kill`"
+)
 
 
 def bind_replica_server_to_node() -> None:
