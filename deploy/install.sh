@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes .venv in the checkout: the pinned packages of deploy/requirements.lock, torch for CPU, and tandem itself.
 # A second run takes no time. Settings (environment):
-#   PYTHON           the Python to use, 3.11 to 3.13; default: the first that fits of python3.11, 3.12, 3.13, python3
+#   PYTHON           the Python to make it with, 3.11 to 3.13; default: the first that fits of python3.11,
+#                    python3.12, python3.13, python3
 #   TORCH_INDEX_URL  package index of torch's CPU wheel, used only if pip does not find the wheel without it
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -55,8 +56,24 @@ is_sound() {
     [ ! -e "$STAMP" ] || grep -q "^ready $VENV " "$STAMP"
 }
 
+# Packages are found one after another, then installed together: count both, so that neither looks stuck.
+count() {
+    printf '%s of about %s packages found, %s installed' \
+        "$(grep -c -E '^(Collecting|Processing) ' "$LOG" || true)" \
+        "$(wc -l <deploy/requirements.lock)" \
+        "$(find "$VENV" -maxdepth 4 -name '*.dist-info' 2>/dev/null | wc -l)"
+}
+
 child=""
-trap '[ -z "$child" ] || kill "$child" 2>/dev/null; say "interrupted"; exit 130' INT TERM HUP
+interrupted() {
+    if [ -n "$child" ]; then
+        kill "$child" 2>/dev/null || true
+        wait "$child" || true
+    fi
+    say "interrupted; the next run makes the environment anew"
+    exit 130
+}
+trap interrupted INT TERM HUP
 
 # step TITLE COMMAND...: run it with its output in the log, and show that it goes on.
 step() {
@@ -69,7 +86,7 @@ step() {
     while kill -0 "$child" 2>/dev/null; do
         if [ $((SECONDS - shown)) -ge $MAX_SILENCE_S ]; then
             shown=$SECONDS
-            say "[$(printf '%4d' "$SECONDS") s] $title: $((SECONDS - start)) s, now: $(tail -n 1 "$LOG" | cut -c 1-70)"
+            say "[$(printf '%4d' "$SECONDS") s] $title ($((SECONDS - start)) s): $(count)"
         fi
         sleep 0.3
     done
@@ -87,17 +104,18 @@ explain() {
     fail "$1" "${@:2}"
 }
 
-pip_install() { "$VENV/bin/python" -m pip install --no-input --progress-bar off --no-deps "$@"; }
+# For `step` only. exec: the process that an interruption ends must be pip itself.
+pip_install() { exec "$VENV/bin/python" -m pip install --no-input --progress-bar off --no-deps "$@"; }
 
 make_venv() {
+    local python
+    python=$(find_python)
     if [ -e "$VENV" ]; then
         [ -e "$VENV/pyvenv.cfg" ] || [ -e "$STAMP" ] || [ -z "$(ls -A "$VENV")" ] ||
             fail "$VENV is there and is no virtual environment" "move it away, then try again"
         say "the environment in .venv is broken or half-made: making it anew"
         rm -rf "$VENV"
     fi
-    local python
-    python=$(find_python)
     step "virtual environment with $("$python" --version 2>&1)" "$python" -m venv "$VENV" ||
         explain "$python -m venv failed" "on Debian and Ubuntu: apt install python3-venv (or python3.11-venv)"
 }

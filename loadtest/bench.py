@@ -342,4 +342,4 @@ def _info(
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="tandem bench")

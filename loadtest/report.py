@@ -144,4 +144,4 @@ def show(summary: Summary, directory: Path, as_json: bool) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="tandem report")

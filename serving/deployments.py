@@ -222,7 +222,7 @@ def start(config: LabConfig, *, on_progress: Callable[[str], None]) -> None:
 def _wait_until_running(on_progress: Callable[[str], None]) -> None:
     while True:
         app = serve.status().applications.get(APP_NAME)
-        if app is not None:
+        if app is not None and app.deployments:
             if app.status == ApplicationStatus.RUNNING:
                 return
             if app.status in (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY):

@@ -23,6 +23,7 @@ Say = Callable[[str], None]
 RUN_ID_VARIABLE = "TANDEM_RUN_ID"
 GRACE_S = 5.0  # from SIGTERM to SIGKILL
 KILL_LIMIT_S = 5.0
+ZOMBIE_LIMIT_S = 2.0
 PORT_LIMIT_S = 10.0
 POLL_S = 0.1
 ROUNDS = 5
@@ -90,21 +91,45 @@ def sweep(run_id: str, grace_s: float = GRACE_S) -> list[str]:
         SweepError: something survived SIGKILL.
     """
     ended: dict[int, str] = {}
+    swept: list[psutil.Process] = []
     # A dying process may have started another a moment ago: look again until nothing is found.
     for _ in range(ROUNDS):
         found = processes_of(run_id)
         if not found:
+            # A moment for their new parent to collect them: a process list then shows none, not even a zombie.
+            psutil.wait_procs(swept, timeout=ZOMBIE_LIMIT_S)
             return list(ended.values())
+        swept += found
         for process in found:
             _signal(process, signal.SIGTERM, ended)
-        _, alive = psutil.wait_procs(found, timeout=grace_s)
+        alive = _wait(found, grace_s)
         for process in alive:
             _signal(process, signal.SIGKILL, ended)
-        psutil.wait_procs(alive, timeout=KILL_LIMIT_S)
+        _wait(alive, KILL_LIMIT_S)
     left = ", ".join(str(process.pid) for process in processes_of(run_id))
     if left:
         raise SweepError(f"processes of the lab are still there after SIGKILL: {left}")
     return list(ended.values())
+
+
+def _wait(processes: list[psutil.Process], limit_s: float) -> list[psutil.Process]:
+    """Those that still run after at most `limit_s` seconds."""
+    give_up_at_s = time.monotonic() + limit_s
+    while (alive := [one for one in processes if _runs(one)]) and time.monotonic() < give_up_at_s:
+        time.sleep(POLL_S)
+    return alive
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        # A zombie whose threads are still ending holds its sockets; one without is as good as gone, and in a
+        # container perhaps nobody ever collects it.
+        if process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1:
+            return process.is_running()
+        process.wait(timeout=0)  # collects it if it is a child of this process
+    except (psutil.NoSuchProcess, psutil.TimeoutExpired):
+        return False
+    return False
 
 
 def _signal(process: psutil.Process, number: signal.Signals, ended: dict[int, str]) -> None:

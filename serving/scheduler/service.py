@@ -230,13 +230,13 @@ class SchedulerService:
             self._dispatch()
 
     async def drain(self, timeout_s: float) -> bool:
-        """Take no new requests and wait until the running ones end; False when some were left."""
+        """Take no new requests and wait until those that run or wait have ended; False when some were left."""
         self._core.is_draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self._core.num_leases or self._core.num_waiting:  # noqa: ASYNC110 - once in a lab's life
                     await asyncio.sleep(0.05)
-        return not self._core.num_leases
+        return not (self._core.num_leases or self._core.num_waiting)
 
     def status(self) -> dict[str, Any]:
         """The scheduler's state for people and programs; the JSON of `GET /scheduler`."""

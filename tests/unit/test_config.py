@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
+from annotated_types import Ge, Gt, Le
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from serving import config
 from serving.core.errors import ConfigError
@@ -183,3 +188,75 @@ def test_settings_cannot_be_changed_once_read() -> None:
 def test_an_unknown_lane_is_a_key_error() -> None:
     with pytest.raises(KeyError):
         config.load(CHECKOUT / "deploy" / "lab.yaml").lane("warp")
+
+
+# Where the document describes each settings class, and under which prefix.
+SECTIONS: dict[str, type[BaseModel]] = {
+    "model": config.ModelConfig,
+    "gateway": config.GatewayConfig,
+    "scheduler": config.SchedulerConfig,
+    "lanes[]": config.LaneConfig,
+    "speculation": config.SpeculationConfig,
+    "simulated": config.SimulatedProfile,
+}
+
+
+def documented() -> dict[str, tuple[str, str]]:
+    """Default and bounds by key, from the tables of docs/configuration.md."""
+    text = (CHECKOUT / "docs" / "configuration.md").read_text()
+    rows = [
+        [cell.strip() for cell in line.split("|")] for line in text.splitlines() if line.startswith("| `")
+    ]
+    # Rows of environment variables have no bounds, and no dot in their name.
+    return {row[1].strip("`"): (row[3].strip("`"), row[4]) for row in rows if "." in row[1]}
+
+
+def default_text(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    if field.default is None:
+        return "none"
+    return str(field.default).lower() if isinstance(field.default, bool) else f"{field.default}"
+
+
+def bounds_text(field: FieldInfo) -> str:
+    kind: Any = field.annotation
+    if get_origin(kind) is Literal:
+        return ", ".join(get_args(kind))
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return ", ".join(str(member) for member in kind)
+    if kind is bool:
+        return "true, false"
+    if kind is str:
+        return "name" if any(hasattr(one, "pattern") for one in field.metadata) else "text"
+    if not field.metadata:
+        return "integer" if kind is int else "section below"
+    low = next(
+        f"above {one.gt}," if isinstance(one, Gt) else str(one.ge)
+        for one in field.metadata
+        if isinstance(one, (Ge, Gt))
+    )
+    high = next(str(one.le) for one in field.metadata if isinstance(one, Le))
+    return f"{low} to {high}"
+
+
+def test_the_document_has_every_key_with_its_default_and_bounds() -> None:
+    expected = {
+        f"{prefix}.{name}": (default_text(field), bounds_text(field))
+        for prefix, settings in SECTIONS.items()
+        for name, field in settings.model_fields.items()
+    }
+    assert documented() == expected
+
+
+def test_every_settings_class_is_documented() -> None:
+    def reached(settings: type[BaseModel]) -> set[type[BaseModel]]:
+        inner = {
+            part
+            for field in settings.model_fields.values()
+            for part in (field.annotation, *get_args(field.annotation))
+            if isinstance(part, type) and issubclass(part, BaseModel)
+        }
+        return inner.union(*(reached(one) for one in inner))
+
+    assert reached(config.LabConfig) == set(SECTIONS.values())

@@ -23,8 +23,14 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(autouse=True)
-def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_retries_and_no_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a tick, what an event should bring about must come from that event."""
     monkeypatch.setattr(client_module, "RECONNECT_DELAY_S", 0.01)
+    monkeypatch.setattr(service_module, "TICK_S", 3600)
+
+
+@pytest.fixture
+def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_module, "TICK_S", 0.01)
 
 
@@ -112,6 +118,7 @@ async def test_a_refusal_reaches_the_caller_with_reason_and_advice() -> None:
         assert plane.status["refusals"] == {"no_replica_ready": 1, "queue_full": 1}
 
 
+@pytest.mark.usefixtures("ticking")
 async def test_who_waits_too_long_is_refused() -> None:
     async with (
         control_plane(max_queue_wait_s=30) as plane,
@@ -157,6 +164,11 @@ async def test_leaving_at_any_moment_around_the_grant_leaves_no_trace() -> None:
         async with client.lease(request("after", "sequential")):
             pass
         assert b"tandem_lease_errors_total 0.0" in exposition(plane.service.metrics.registry)
+        # A new scheduler hears of no lease: the client, too, has forgotten them all.
+        await plane.stop()
+        await plane.start()
+        await until(lambda: plane.status["gateways"] == ["g"])
+        assert plane.counts == (0, 0)
 
 
 async def test_a_request_that_cannot_be_told_fails_alone() -> None:
@@ -216,6 +228,21 @@ async def test_a_gateway_that_vanishes_gives_back_all_it_had() -> None:
         assert plane.counts == (0, 1)
         assert plane.status["gateways"] == ["stays"]
         await stays.say(Release("c"))
+
+
+async def test_of_ended_requests_nothing_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "serving.scheduler")
+    async with control_plane() as plane, plane.replica("s", "sequential"):
+        async with plane.gateway("g") as gateway:
+            for request_id in ("runs", "waits", "refused"):
+                await gateway.submit(request_id, "nowhere" if request_id == "refused" else "sequential")
+            await heard(gateway, "runs")
+            assert isinstance(await gateway.hear(), Refused)
+            await gateway.say(Withdraw("waits"))
+            await gateway.say(Release("runs"))
+            await until(lambda: plane.counts == (0, 0))
+        await until(lambda: plane.status["gateways"] == [])
+    assert "gateway g left with 0 requests" in caplog.text
 
 
 async def test_garbage_ends_its_senders_channel_and_no_other() -> None:
@@ -340,6 +367,7 @@ async def test_a_new_scheduler_places_nothing_before_all_have_reported() -> None
             await until(lambda: plane.counts == (0, 0))
 
 
+@pytest.mark.usefixtures("ticking")
 async def test_settling_ends_by_itself() -> None:
     async with control_plane(settle_s=3) as plane, plane.replica("r1"), plane.gateway("g") as gateway:
         await gateway.submit("a")
@@ -408,6 +436,19 @@ async def test_drain_waits_for_all_and_says_whether_all_ended() -> None:
         assert not draining.done()
         await gateway.say(Release("waits"))
         assert await draining
+
+
+async def test_drain_counts_those_who_still_wait() -> None:
+    async with control_plane() as plane, plane.gateway("g") as gateway:
+        async with plane.replica("s", "sequential"):
+            for request_id in ("runs", "waits"):
+                await gateway.submit(request_id, "sequential")
+            await heard(gateway, "runs")
+        await until(lambda: not plane.is_ready("s"))
+        await gateway.say(Release("runs"))
+        await until(lambda: plane.counts == (1, 0))
+        assert not await plane.service.drain(timeout_s=0.01)
+        await gateway.say(Withdraw("waits"))
 
 
 async def test_pages_and_metrics() -> None:

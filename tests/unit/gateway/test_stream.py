@@ -1,0 +1,87 @@
+"""What is noted of a stream, and what of it reaches the client."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from serving.core.errors import Reason
+from serving.core.sse import EventTooLargeError, parse_event
+from serving.gateway.errors import error_event, error_headers, error_object
+from serving.gateway.stream import StreamNotes
+
+
+def event(payload: Any) -> bytes:
+    return b"data: " + json.dumps(payload).encode() + b"\n\n"
+
+
+ROLE = event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
+TEXT = event({"choices": [{"delta": {"content": "hi"}}]})
+USAGE = event({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 5}})
+DONE = b"data: [DONE]\n\n"
+STREAM = ROLE + b": ping\n\n" + TEXT + TEXT + USAGE + DONE
+
+
+@pytest.mark.parametrize("strips", [True, False])
+def test_the_client_gets_every_byte_but_the_usage_it_did_not_ask_for(strips: bool) -> None:
+    notes = StreamNotes(strip_usage=strips)
+    got = b"".join(notes.feed(STREAM[i : i + 1], i) for i in range(len(STREAM)))
+    assert got == (STREAM.replace(USAGE, b"") if strips else STREAM)
+    assert (notes.prompt_tokens, notes.output_tokens, notes.has_ended, notes.error) == (3, 5, True, None)
+
+
+def test_usage_beside_text_is_never_dropped() -> None:
+    both = event({"choices": [{"text": "x"}], "usage": {"prompt_tokens": 1, "completion_tokens": 1}})
+    notes = StreamNotes(strip_usage=True)
+    assert notes.feed(both, 0) == both
+    assert notes.output_tokens == 1
+
+
+def test_instants_are_those_of_events_with_text() -> None:
+    notes = StreamNotes(strip_usage=False)
+    for now_s, data in enumerate([ROLE, b": ping\n\n", TEXT, TEXT[:9], TEXT[9:], USAGE, DONE]):
+        notes.feed(data, now_s)
+    assert notes.chunk_at_s == [2, 4], "an event counts when it is whole"
+
+
+def test_half_an_event_is_held_back() -> None:
+    notes = StreamNotes(strip_usage=False)
+    assert notes.feed(TEXT[:-1], 0) == b""
+    assert not notes.chunk_at_s
+    assert notes.feed(TEXT[-1:], 1) == TEXT
+
+
+def test_a_stream_without_done_has_not_ended() -> None:
+    notes = StreamNotes(strip_usage=False)
+    notes.feed(TEXT + USAGE + DONE[:-1], 0)
+    assert not notes.has_ended
+
+
+def test_the_first_error_inside_a_stream_is_noted_and_passed_on() -> None:
+    notes = StreamNotes(strip_usage=True)
+    first, second = event({"error": {"message": "first"}}), event({"error": {"message": "second"}})
+    assert notes.feed(first + second + TEXT, 0) == first + second + TEXT
+    assert notes.error == "first"
+
+
+def test_an_endless_event_is_refused() -> None:
+    notes = StreamNotes(strip_usage=False)
+    for _ in range(4):
+        assert notes.feed(b"x" * 1024 * 1024, 0) == b""
+    with pytest.raises(EventTooLargeError, match="max_event_bytes"):
+        notes.feed(b"x", 0)
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_every_error_has_the_shape_openai_clients_read(reason: Reason) -> None:
+    error = error_object(reason, 'why: "that"')["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["message"], error["code"]) == ('why: "that"', reason.value)
+    assert parse_event(error_event(reason, 'why: "that"')).error == 'why: "that"'
+
+
+def test_error_headers() -> None:
+    assert error_headers(Reason.INTERNAL) == {"x-tandem-reason": "internal"}
+    assert error_headers(Reason.QUEUE_FULL, 7)["retry-after"] == "7"
