@@ -83,6 +83,7 @@ class SchedulerConfig(_Settings):
     prefix_gap_tokens: int = Field(1024, ge=0)  # prefix_affinity: load beats locality above this gap
     breaker_failures: int = Field(3, ge=1, le=1000)  # in a row; they open a replica's breaker
     breaker_cooldown_s: Seconds = 5
+    drain_timeout_s: Seconds = 30  # how long running streams may go on when the lab or a replica stops
     seed: int = 0  # of the random choice between equally loaded replicas
 
     @model_validator(mode="after")
@@ -140,6 +141,22 @@ class SimulatedProfile(_Settings):
     seed: int = 0
 
 
+class AutoscalingConfig(_Settings):
+    """Replicas follow the lane's outstanding tokens, waiting ones included."""
+
+    min_replicas: int = Field(1, ge=1, le=1000)
+    max_replicas: int = Field(4, ge=1, le=1000)
+    target_outstanding_tokens: int = Field(4096, ge=1)  # per replica
+    upscale_delay_s: float = Field(3, ge=0, le=3600)
+    downscale_delay_s: float = Field(60, ge=0, le=3600)
+
+    @model_validator(mode="after")
+    def _bounds(self) -> Self:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(f"min_replicas={self.min_replicas} exceeds max_replicas={self.max_replicas}")
+        return self
+
+
 class LaneConfig(_Settings):
     """One decoding strategy with its own replicas."""
 
@@ -157,6 +174,7 @@ class LaneConfig(_Settings):
     num_gpus: float = Field(0, ge=0, le=16)
     speculation: SpeculationConfig | None = None
     simulated: SimulatedProfile | None = None
+    autoscaling: AutoscalingConfig | None = None  # `replicas` is then where it starts
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -172,6 +190,15 @@ class LaneConfig(_Settings):
         if (self.engine == "simulated") != (self.simulated is not None):
             raise ValueError(
                 f"simulated must be given for engine simulated, and only there; engine={self.engine}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _starts_in_bounds(self) -> Self:
+        scaling = self.autoscaling
+        if scaling and not scaling.min_replicas <= self.replicas <= scaling.max_replicas:
+            raise ValueError(
+                f"replicas={self.replicas} is outside autoscaling {scaling.min_replicas}..{scaling.max_replicas}"
             )
         return self
 

@@ -21,11 +21,11 @@ import ray
 from fastapi import FastAPI
 from prometheus_client import start_http_server
 from ray import serve
-from ray.serve.config import HTTPOptions
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, HTTPOptions
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatus
 
-from serving import model_store
+from serving import autoscaling, model_store
 from serving.config import LabConfig, LaneConfig
 from serving.core.errors import TandemError
 from serving.engines.base import Engine
@@ -45,6 +45,7 @@ from serving.scheduler.service import build_app as build_scheduler_app
 APP_NAME = "tandem"
 POLL_S = 0.5
 CONNECT_TIMEOUT_S = 60
+ANSWER_TIMEOUT_S = 10
 # Far above what the scheduler lets run: Serve must never be the one that queues.
 UNBOUNDED = 1_000_000
 OBJECT_STORE_BYTES = 128 * 1024 * 1024  # the data path is HTTP; Ray's store holds next to nothing
@@ -59,6 +60,7 @@ class SchedulerDeployment:
 
     async def __init__(self, config: LabConfig) -> None:  # type: ignore[misc]
         _prepare_process()
+        self._config = config.scheduler
         self._service = SchedulerService(config.scheduler, config.lanes)
         app = build_scheduler_app(self._service, own_address=lambda: self._address)
         self._server, self._serving, self._address = await serve_app(app, ray.util.get_node_ip_address())
@@ -67,9 +69,13 @@ class SchedulerDeployment:
         """host:port of the service."""
         return self._address
 
-    async def drain(self, timeout_s: float) -> bool:
+    async def drain_timeout_s(self) -> float:
+        """The longest that `drain` takes, in seconds."""
+        return self._config.drain_timeout_s
+
+    async def drain(self) -> bool:
         """Refuse new requests and wait for the running ones; False when some were left."""
-        return await self._service.drain(timeout_s)
+        return await self._service.drain()
 
     async def check_health(self) -> None:
         if self._serving.done():
@@ -86,12 +92,21 @@ class EngineDeployment:
         _prepare_process()
         replica_id = f"{lane.name}-{serve.get_replica_context().replica_id.unique_id}"
         self._replica = Replica(
-            _engine(config, lane), lane, replica_id, config.model.name, _scheduler_address(scheduler)
+            _engine(config, lane),
+            lane,
+            replica_id,
+            config.model.name,
+            _scheduler_address(scheduler),
+            config.scheduler.drain_timeout_s,
         )
         await self._replica.start(ray.util.get_node_ip_address())
 
     async def check_health(self) -> None:
         self._replica.check()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Serve's autoscaler sees of this replica."""
+        return {autoscaling.METRIC: float(self._replica.demand_tokens)}
 
     async def __del__(self) -> None:
         await self._replica.close()
@@ -159,8 +174,10 @@ def application(config: LabConfig) -> serve.Application:
     """The Serve application: the scheduler, every lane, and the gateway in front."""
     common: dict[str, Any] = {
         "max_ongoing_requests": UNBOUNDED,
-        "graceful_shutdown_timeout_s": 10,
+        "graceful_shutdown_timeout_s": config.scheduler.drain_timeout_s + 10,
         "graceful_shutdown_wait_loop_s": 0.2,
+        # A dead process is found by its health check; Serve's default looks every 10 s.
+        "health_check_period_s": 1,
         "max_constructor_retry_count": 1,
     }
     idle = {"num_cpus": 0}
@@ -171,7 +188,7 @@ def application(config: LabConfig) -> serve.Application:
         serve.deployment(
             EngineDeployment,
             name=lane.name,
-            num_replicas=lane.replicas,
+            **_scaling(lane),
             ray_actor_options={
                 "num_cpus": lane.num_cpus,
                 "num_gpus": lane.num_gpus,
@@ -188,6 +205,28 @@ def application(config: LabConfig) -> serve.Application:
         ray_actor_options=idle,
         **common,
     ).bind(config, scheduler, *lanes)
+
+
+def _scaling(lane: LaneConfig) -> dict[str, Any]:
+    """Fixed replicas, or Ray Serve's autoscaling on outstanding tokens."""
+    if (scaling := lane.autoscaling) is None:
+        return {"num_replicas": lane.replicas}
+    policy = AutoscalingPolicy(
+        policy_function="serving.autoscaling:ScaleByOutstandingTokens",
+        policy_kwargs={"target_tokens": scaling.target_outstanding_tokens},
+    )
+    return {
+        "autoscaling_config": AutoscalingConfig(
+            min_replicas=scaling.min_replicas,
+            max_replicas=scaling.max_replicas,
+            initial_replicas=lane.replicas,
+            upscale_delay_s=scaling.upscale_delay_s,
+            downscale_delay_s=scaling.downscale_delay_s,
+            metrics_interval_s=1,
+            look_back_period_s=2,
+            policy=policy,
+        )
+    }
 
 
 def start(config: LabConfig, *, on_progress: Callable[[str], None]) -> None:
@@ -242,14 +281,15 @@ def _describe(deployments: dict[str, Any]) -> str:
     return f"{len(ready)} of {len(deployments)} deployments ready; waiting for {', '.join(waiting)}"
 
 
-def stop(drain_timeout_s: float = 30) -> None:
+def stop() -> None:
     """Let running requests end within the limit, then take everything down. Does nothing when nothing runs."""
     if not ray.is_initialized():
         return
     # A half-started lab has nothing to drain; whatever the reason, what runs is stopped below.
     try:
         scheduler = serve.get_deployment_handle("scheduler", APP_NAME)
-        scheduler.drain.remote(drain_timeout_s).result(timeout_s=drain_timeout_s + 5)
+        limit_s: float = scheduler.drain_timeout_s.remote().result(timeout_s=ANSWER_TIMEOUT_S)
+        scheduler.drain.remote().result(timeout_s=limit_s + ANSWER_TIMEOUT_S)
     except Exception:
         logging.getLogger(__name__).info("nothing was drained", exc_info=True)
     serve.shutdown()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -18,10 +20,11 @@ from serving.engines.base import Engine
 from serving.engines.metrics import ReplicaCollector
 from serving.http_server import serve_app
 from serving.scheduler.client import keep_connected
-from serving.scheduler.protocol import ReplicaHello, encode
+from serving.scheduler.protocol import ReplicaHello, ReplicaLeaving, decode_replica_update, encode
 
 logger = logging.getLogger(__name__)
 WARM_UP_TIMEOUT_S = 120
+LEAVE_SETTLE_S = 0.1
 
 
 class Replica:
@@ -29,6 +32,7 @@ class Replica:
 
     Args:
         scheduler_address: finds the scheduler's host:port.
+        drain_timeout_s: how long running streams may go on when the replica is told to stop.
     """
 
     def __init__(
@@ -38,6 +42,7 @@ class Replica:
         replica_id: str,
         model_name: str,
         scheduler_address: Callable[[], Awaitable[str]],
+        drain_timeout_s: float,
     ) -> None:
         self._engine = engine
         self._lane = lane
@@ -46,6 +51,10 @@ class Replica:
         self._scheduler_address = scheduler_address
         self._tasks: list[asyncio.Task[None]] = []
         self._server: uvicorn.Server | None = None
+        self._drain_timeout_s = drain_timeout_s
+        self._channel: aiohttp.ClientWebSocketResponse | None = None
+        self._has_grace = True
+        self.demand_tokens = 0  # the scheduler's word: booked here, and this replica's part of what waits
 
     async def start(self, host: str) -> str:
         """Return the base URL once the engine has answered a first request; only then may others come."""
@@ -68,12 +77,24 @@ class Replica:
                 raise TandemError(f"a task of replica {self._replica_id} ended: {task}")
 
     async def close(self) -> None:
-        """Leave the scheduler, end the streams, end the engine."""
+        """Leave the scheduler, let running streams end within the drain limit, end the engine."""
+        await self._leave()
         if self._server is not None:
             self._server.should_exit = True
-        for task in self._tasks[1:]:
+        for task in self._tasks:
             task.cancel()
         self._engine.close()
+
+    async def _leave(self) -> None:
+        if self._channel is None:
+            return
+        with contextlib.suppress(aiohttp.ClientConnectionResetError):  # no scheduler: nobody sends requests
+            await self._channel.send_str(encode(ReplicaLeaving()).decode())
+        give_up_at_s = time.monotonic() + self._drain_timeout_s
+        # A grant may be on its way here: look for idleness only after it can have arrived.
+        await asyncio.sleep(LEAVE_SETTLE_S)
+        while self._has_grace and self._engine.tally.running and time.monotonic() < give_up_at_s:  # noqa: ASYNC110
+            await asyncio.sleep(LEAVE_SETTLE_S)
 
     async def _warm_up(self, url: str) -> None:
         # The first request pays for allocation and lazy set-up; no user should.
@@ -90,9 +111,11 @@ class Replica:
 
     async def _stay_announced(self, hello: ReplicaHello) -> None:
         async def talk(channel: aiohttp.ClientWebSocketResponse) -> None:
+            self._channel = channel
             await channel.send_str(encode(hello).decode())
-            async for _ in channel:
-                pass
+            async for frame in channel:
+                update = decode_replica_update(frame.data)
+                self.demand_tokens, self._has_grace = update.outstanding_tokens, update.has_grace
 
         await keep_connected(self._scheduler_address, talk)
 

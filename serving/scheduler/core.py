@@ -247,6 +247,15 @@ class SchedulerCore:
         """Waiting requests of each tenant that has any."""
         return {tenant: backlog.requests for tenant, backlog in self._queue.by_tenant.items()}
 
+    def demand_tokens(self, replica: Replica) -> int:
+        """Outstanding tokens of a replica, with its even part of those that wait for its lane."""
+        lane = replica.info.lane
+        waiting = self._queue.by_lane.get(lane, Backlog()).tokens
+        if replica.info.takes_unpinned:
+            waiting += self._queue.by_lane.get(None, Backlog()).tokens
+        num_replicas = sum(1 for one in self._fleet.all() if one.info.lane == lane)
+        return replica.load.outstanding_tokens + waiting // num_replicas
+
     def replicas(self) -> list[Replica]:
         """Every ready replica with what is booked on it."""
         return self._fleet.all()
@@ -284,9 +293,10 @@ class SchedulerCore:
             and self._fleet.has_room(line, now_s)
             and self._queue.head(lambda other: self._fleet.has_room(other, now_s)) is None
         )
+        num_ahead, num_slots = self._num_ahead(request, now_s), self._fleet.num_slots(line)
         estimators = [self._lane(name) for name in {one.info.lane for one in eligible}]
         first_token = [e.first_token_s for e in estimators if e.first_token_s is not None]
-        waits = [e.wait_s(self._num_ahead(line), self._fleet.num_slots(line)) for e in estimators]
+        waits = [e.wait_s(num_ahead, num_slots) for e in estimators]
         known_waits = [wait for wait in waits if wait is not None]
         return LabView(
             is_draining=self.is_draining,
@@ -300,9 +310,11 @@ class SchedulerCore:
             drain_rate_rps=self._drain_rate.rps(now_s),
         )
 
-    def _num_ahead(self, line: Line) -> int:
-        counts = self._queue.count_by_lane()
-        return counts.get(line.lane, 0) + (counts.get(None, 0) if line.lane is not None else 0)
+    def _num_ahead(self, request: SchedulingRequest, now_s: float) -> int:
+        # By the policy's order: whom it overtakes, it need not wait for.
+        return self._queue.num_ahead(
+            request, now_s - request.age_s, lambda line: line.lane in (None, request.lane)
+        )
 
     def _limits(self, request: SchedulingRequest) -> QueueLimits:
         free_share = 1 - sum(self._reserved_shares[: request.band])

@@ -39,7 +39,7 @@ class LaneEstimator:
     def wait_s(self, num_ahead: int, num_slots: int) -> float | None:
         """Expected seconds until a request with so many ahead gets a slot; None when unknown.
 
-        Slots free up one by one, one each held_s / num_slots (Little's law), and stay so however long the lab idled.
+        Slots free up one by one, one each held_s / num_slots (Little's law), however long the lab idled before.
         """
         if self._held_s.value is None or num_slots < 1:
             return None

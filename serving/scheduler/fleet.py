@@ -13,7 +13,7 @@ class Fleet:
     """Replicas that come and go; the lists by line are made once per change, not once per request.
 
     Args:
-        reserved_shares: part of each replica's slots that each band keeps for itself and higher ones, by band index.
+        reserved_shares: part of each replica's slots kept for each band and those above it, by band index.
     """
 
     def __init__(

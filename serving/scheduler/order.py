@@ -55,6 +55,10 @@ class WaitingLine(Protocol):
 
     def head(self) -> Waiting: ...
 
+    def num_before(self, newcomer: Waiting) -> int:
+        """How many would go before one that has not joined."""
+        ...
+
 
 class OrderPolicy(Protocol):
     """A policy: ranks requests, makes lines, and hears of what was served."""
@@ -78,6 +82,7 @@ class SortedLine:
     """A line whose ranks never change: a sorted list, O(log n) to join and to leave from anywhere."""
 
     def __init__(self, policy: OrderPolicy) -> None:
+        self._policy = policy
         self._sorted: SortedKeyList = SortedKeyList(key=policy.rank)
 
     def __len__(self) -> int:
@@ -92,6 +97,9 @@ class SortedLine:
     def head(self) -> Waiting:
         first: Waiting = self._sorted[0]
         return first
+
+    def num_before(self, newcomer: Waiting) -> int:
+        return int(self._sorted.bisect_key_left(self._policy.rank(newcomer)))
 
 
 class _StaticPolicy:
@@ -177,6 +185,10 @@ class FairTokens:
         """Weighted tokens a tenant was served so far, plus what it was lifted."""
         return self._counters.get(tenant, 0.0)
 
+    def weight(self, tenant: str) -> float:
+        """The tenant's share, relative to the others'."""
+        return self._weights.get(tenant, 1.0)
+
     def rank(self, waiting: Waiting) -> Rank:
         return (self.counter(waiting.request.tenant), waiting.arrived_at_s, waiting.ticket)
 
@@ -196,7 +208,7 @@ class FairTokens:
         self._charge(request.tenant, self._output_weight * (output_tokens - request.predicted_output_tokens))
 
     def _charge(self, tenant: str, cost: float) -> None:
-        self._counters[tenant] = self.counter(tenant) + cost / self._weights.get(tenant, 1.0)
+        self._counters[tenant] = self.counter(tenant) + cost / self.weight(tenant)
 
 
 class _TenantLine:
@@ -224,3 +236,16 @@ class _TenantLine:
     def head(self) -> Waiting:
         heads = (next(iter(waiting.values())) for waiting in self._by_tenant.values())
         return min(heads, key=self._policy.rank)
+
+    def num_before(self, newcomer: Waiting) -> int:
+        """Its own tenant's requests, and of each other tenant as many as get their turn meanwhile.
+
+        An estimate: it takes requests to be of one size and counters to be level.
+        """
+        tenant = newcomer.request.tenant
+        own = len(self._by_tenant.get(tenant, ()))
+        turns = (own + 1) / self._policy.weight(tenant)
+        others = ((other, len(waiting)) for other, waiting in self._by_tenant.items() if other != tenant)
+        return own + sum(
+            min(waiting, math.ceil(turns * self._policy.weight(other))) for other, waiting in others
+        )

@@ -48,6 +48,10 @@ class ReplicaHello(Message, frozen=True, tag="replica_hello"):
     device: str
 
 
+class ReplicaLeaving(Message, frozen=True, tag="replica_leaving"):
+    """Replica: send me no more requests; I stay until my streams have ended."""
+
+
 class Submit(Message, frozen=True, tag="submit"):
     """Gateway: please run this request; see `serving.core.request.SchedulingRequest`."""
 
@@ -98,9 +102,17 @@ class Refused(Message, frozen=True, tag="refused"):
     retry_after_s: int | None
 
 
-ToScheduler = GatewayHello | ReplicaHello | Submit | Release | Withdraw
+class ReplicaUpdate(Message, frozen=True, tag="replica_update"):
+    """Scheduler to a replica: what is booked on it, with its part of what waits for its lane."""
+
+    outstanding_tokens: int
+    has_grace: bool  # False: the drain limit has passed, running streams need not be waited for
+
+
+ToScheduler = GatewayHello | ReplicaHello | ReplicaLeaving | Submit | Release | Withdraw
 FromScheduler = Granted | Refused
 
 encode = msgspec.json.Encoder().encode
 decode_to_scheduler = msgspec.json.Decoder(ToScheduler).decode
 decode_from_scheduler = msgspec.json.Decoder(FromScheduler).decode
+decode_replica_update = msgspec.json.Decoder(ReplicaUpdate).decode

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from sortedcontainers import SortedKeyList
 
 from serving.core.request import SchedulingRequest
 from serving.scheduler.order import OrderPolicy, Waiting, WaitingLine
+
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,7 @@ class WaitingQueue:
         self._next_ticket = 0
         self.total = Backlog()
         self.by_tenant: dict[str, Backlog] = {}
+        self.by_lane: dict[str | None, Backlog] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -94,6 +99,13 @@ class WaitingQueue:
         heads = [line.head() for key, line in self._lines.items() if has_room(key)]
         return min(heads, key=self._policy.rank, default=None)
 
+    def num_ahead(
+        self, request: SchedulingRequest, arrived_at_s: float, shares_room: Callable[[Line], bool]
+    ) -> int:
+        """How many of the lines that compete with it would go before a request that has not joined."""
+        newcomer = Waiting(request, arrived_at_s, math.inf, self._next_ticket)
+        return sum(line.num_before(newcomer) for key, line in self._lines.items() if shares_room(key))
+
     def out_of_patience(self, now_s: float) -> list[Waiting]:
         """Requests whose `give_up_at_s` has come, the most overdue first; they stay queued."""
         found = []
@@ -109,10 +121,7 @@ class WaitingQueue:
 
     def count_by_lane(self) -> dict[str | None, int]:
         """Waiting requests by pinned lane; None for those that leave the choice to the scheduler."""
-        counts: Counter[str | None] = Counter()
-        for line, waiting in self._lines.items():
-            counts[line.lane] += len(waiting)
-        return dict(counts)
+        return {lane: backlog.requests for lane, backlog in self.by_lane.items()}
 
     def count_by_band(self) -> dict[int, int]:
         """Waiting requests by band index."""
@@ -123,7 +132,12 @@ class WaitingQueue:
 
     def _count(self, request: SchedulingRequest, sign: int) -> None:
         self.total.add(request, sign)
-        backlog = self.by_tenant.setdefault(request.tenant, Backlog())
-        backlog.add(request, sign)
-        if backlog.requests == 0:
-            del self.by_tenant[request.tenant]
+        _add(self.by_tenant, request.tenant, request, sign)
+        _add(self.by_lane, request.lane, request, sign)
+
+
+def _add(books: dict[Key, Backlog], key: Key, request: SchedulingRequest, sign: int) -> None:
+    backlog = books.setdefault(key, Backlog())
+    backlog.add(request, sign)
+    if backlog.requests == 0:
+        del books[key]

@@ -32,6 +32,8 @@ from serving.scheduler.protocol import (
     Refused,
     Release,
     ReplicaHello,
+    ReplicaLeaving,
+    ReplicaUpdate,
     Submit,
     ToScheduler,
     Withdraw,
@@ -73,6 +75,8 @@ class SchedulerService:
         self._gateways: set[_Gateway] = set()
         self._owner_of: dict[str, _Gateway] = {}
         self._replicas: dict[str, ReplicaHello] = {}
+        self._replica_outboxes: dict[str, asyncio.Queue[ReplicaUpdate]] = {}
+        self._has_grace = True
         self.metrics = SchedulerMetrics(self._core, [lane.name for lane in lanes], clock)
 
     # Connections
@@ -114,7 +118,9 @@ class SchedulerService:
                 self._forget(gateway)
                 self._dispatch()
 
-    async def _write(self, socket: WebSocket, outbox: asyncio.Queue[FromScheduler]) -> None:
+    async def _write(
+        self, socket: WebSocket, outbox: asyncio.Queue[FromScheduler] | asyncio.Queue[ReplicaUpdate]
+    ) -> None:
         while True:
             await socket.send_text(encode(await outbox.get()).decode())
 
@@ -128,17 +134,24 @@ class SchedulerService:
             takes_unpinned=hello.takes_unpinned,
         )
         self._replicas[hello.replica_id] = hello
+        outbox: asyncio.Queue[ReplicaUpdate] = asyncio.Queue()
+        self._replica_outboxes[hello.replica_id] = outbox
         self._core.replica_ready(info)
         logger.info("replica %s of lane %s is ready at %s", hello.replica_id, hello.lane, hello.url)
         self._dispatch()
+        writer = asyncio.create_task(self._write(socket, outbox))
         try:
             while True:
-                await socket.receive_text()
+                message = decode_to_scheduler(await socket.receive_text())
+                if isinstance(message, ReplicaLeaving):
+                    logger.info("replica %s of lane %s is leaving", hello.replica_id, hello.lane)
+                    self._core.replica_gone(hello.replica_id)
         finally:
+            writer.cancel()
             # A replica that reconnected is announced by its new connection; the end of the old one says nothing.
             if self._replicas.get(hello.replica_id) is hello:
                 logger.warning("replica %s of lane %s is gone", hello.replica_id, hello.lane)
-                del self._replicas[hello.replica_id]
+                del self._replicas[hello.replica_id], self._replica_outboxes[hello.replica_id]
                 self._core.replica_gone(hello.replica_id)
 
     def _forget(self, gateway: _Gateway) -> None:
@@ -228,14 +241,23 @@ class SchedulerService:
                 self._disown(request_id)
                 self._refuse(gateway, request_id, refusal)
             self._dispatch()
+            self._update_replicas()
 
-    async def drain(self, timeout_s: float) -> bool:
+    def _update_replicas(self) -> None:
+        demands = {one.info.replica_id: self._core.demand_tokens(one) for one in self._core.replicas()}
+        for replica_id, outbox in self._replica_outboxes.items():
+            outbox.put_nowait(ReplicaUpdate(demands.get(replica_id, 0), self._has_grace))
+
+    async def drain(self) -> bool:
         """Take no new requests and wait until those that run or wait have ended; False when some were left."""
         self._core.is_draining = True
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(self._config.drain_timeout_s):
                 while self._core.num_leases or self._core.num_waiting:  # noqa: ASYNC110 - once in a lab's life
                     await asyncio.sleep(0.05)
+        # Replicas that stop after this need not wait for streams once more.
+        self._has_grace = False
+        self._update_replicas()
         return not (self._core.num_leases or self._core.num_waiting)
 
     def status(self) -> dict[str, Any]:
@@ -265,8 +287,10 @@ class SchedulerService:
                     "url": replica.info.url,
                 }
             )
+        ready = {replica.info.replica_id for replica in self._core.replicas()}
         return {
             "draining": self._core.is_draining,
+            "leaving_replicas": sorted(self._replicas.keys() - ready),
             "order": self._config.order,
             "placement": self._config.placement,
             "waiting": self._core.num_waiting,

@@ -33,7 +33,7 @@ class SimulatedLab:
         self._replicas = {f"{LANE}-{number}": SimulatedReplica(model) for number in range(num_replicas)}
         self._requests = {one.request.request_id: SimulatedRequest(one) for one in trace}
         self._tenants = {one.request.tenant for one in trace}
-        self._served_while_all_wait = Counter({tenant: 0 for tenant in self._tenants})
+        self._served_while_all_wait = Counter(dict.fromkeys(self._tenants, 0))
         self._num_to_come = len(trace)
         for replica_id in self._replicas:
             self.core.replica_ready(
