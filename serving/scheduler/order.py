@@ -162,7 +162,8 @@ class FairTokens:
 
     Each tenant's counter grows by the weighted tokens it is served: input and predicted output at dispatch, the
     difference to the real output at the end. The backlogged tenant with the lowest counter is next. A tenant that
-    comes back is lifted to the lowest backlogged counter, so absence earns no credit.
+    comes back is lifted to the lowest backlogged counter, so absence earns no credit; when nobody waits, to the
+    counter of the tenant that was dispatched last, so neither does it while the lab keeps up.
 
     Args:
         weights: share of each tenant; 1 for those not named.
@@ -180,6 +181,7 @@ class FairTokens:
         self._input_weight = input_weight
         self._output_weight = output_weight
         self._counters: dict[str, float] = {}
+        self._last_dispatched: str | None = None
 
     def counter(self, tenant: str) -> float:
         """Weighted tokens a tenant was served so far, plus what it was lifted."""
@@ -196,11 +198,12 @@ class FairTokens:
         return _TenantLine(self)
 
     def tenant_arrives(self, tenant: str, backlogged: frozenset[str]) -> None:
-        if backlogged:
-            floor = min(self.counter(other) for other in backlogged)
-            self._counters[tenant] = max(self.counter(tenant), floor)
+        others = backlogged or ({self._last_dispatched} if self._last_dispatched is not None else ())
+        floor = min((self.counter(other) for other in others), default=0.0)
+        self._counters[tenant] = max(self.counter(tenant), floor)
 
     def dispatched(self, request: SchedulingRequest) -> None:
+        self._last_dispatched = request.tenant
         input_cost = self._input_weight * request.prompt_tokens
         self._charge(request.tenant, input_cost + self._output_weight * request.predicted_output_tokens)
 
