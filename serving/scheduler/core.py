@@ -286,22 +286,22 @@ class SchedulerCore:
         return min(limit for limit in limits if limit is not None)
 
     def _view(self, request: SchedulingRequest, line: Line, now_s: float) -> LabView:
-        eligible = self._fleet.eligible(line)
+        places = self._fleet.places(line)
         can_place = now_s >= self._settled_at_s
         has_room = (
             can_place
             and self._fleet.has_room(line, now_s)
-            and self._queue.head(lambda other: self._fleet.has_room(other, now_s)) is None
+            and not self._queue.has_any(lambda other: self._fleet.has_room(other, now_s))
         )
-        num_ahead, num_slots = self._num_ahead(request, now_s), self._fleet.num_slots(line)
-        estimators = [self._lane(name) for name in {one.info.lane for one in eligible}]
+        num_ahead = self._num_ahead(request, now_s)
+        estimators = [self._lane(name) for name in places.lanes]
         first_token = [e.first_token_s for e in estimators if e.first_token_s is not None]
-        waits = [e.wait_s(num_ahead, num_slots) for e in estimators]
+        waits = [e.wait_s(num_ahead, places.num_slots) for e in estimators]
         known_waits = [wait for wait in waits if wait is not None]
         return LabView(
             is_draining=self.is_draining,
             is_settling=not can_place,
-            num_eligible=len(eligible),
+            num_eligible=len(places.replicas),
             has_room=has_room,
             waiting=self._queue.total,
             tenant_waiting=self._queue.by_tenant.get(request.tenant, Backlog()),

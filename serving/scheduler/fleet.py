@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from serving.core.lane import ReplicaInfo
 from serving.scheduler.breaker import Breaker
 from serving.scheduler.ledger import Ledger
 from serving.scheduler.placement import Replica, may_serve
 from serving.scheduler.queue import Line
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where requests of one line may run.
+
+    Attributes:
+        limits: for each replica, how many requests it may hold when one of this line joins; slots reserved
+            for higher bands are taken off.
+        num_slots: their sum, requests of the line that may run at once.
+    """
+
+    replicas: tuple[Replica, ...]
+    limits: tuple[int, ...]
+    lanes: frozenset[str]
+    num_slots: int
 
 
 class Fleet:
@@ -29,7 +47,7 @@ class Fleet:
         self._breaker_cooldown_s = breaker_cooldown_s
         self._reserved_shares = reserved_shares
         self._replicas: dict[str, Replica] = {}
-        self._by_line: dict[Line, list[Replica]] = {}
+        self._by_line: dict[Line, Places] = {}
 
     def all(self) -> list[Replica]:
         """Every ready replica."""
@@ -50,28 +68,31 @@ class Fleet:
         self._ledger.forget(replica_id)
         self._by_line.clear()
 
-    def eligible(self, line: Line) -> list[Replica]:
-        """Replicas that may serve the line, with room or without."""
+    def places(self, line: Line) -> Places:
+        """Where requests of the line may run, with room or without."""
         found = self._by_line.get(line)
         if found is None:
-            found = [one for one in self._replicas.values() if may_serve(one.info, line)]
-            self._by_line[line] = found
+            replicas = [one for one in self._replicas.values() if may_serve(one.info, line)]
+            reserved_share = sum(self._reserved_shares[: line.band])
+            limits = [one.info.max_running - int(reserved_share * one.info.max_running) for one in replicas]
+            lanes = frozenset(one.info.lane for one in replicas)
+            found = self._by_line[line] = Places(tuple(replicas), tuple(limits), lanes, sum(limits))
         return found
-
-    def reserved_slots(self, replica: Replica, band: int) -> int:
-        """Slots of the replica that the band must leave free for higher ones."""
-        return int(sum(self._reserved_shares[:band]) * replica.info.max_running)
 
     def with_room(self, line: Line, now_s: float) -> list[Replica]:
         """Replicas that can take one more request of the line now."""
+        places = self.places(line)
         return [
-            one for one in self.eligible(line) if one.has_room(self.reserved_slots(one, line.band), now_s)
+            one
+            for one, limit in zip(places.replicas, places.limits, strict=True)
+            if one.load.running < limit and one.breaker.lets_through(now_s)
         ]
 
     def has_room(self, line: Line, now_s: float) -> bool:
         """Whether any replica can take one more request of the line now."""
-        return any(one.has_room(self.reserved_slots(one, line.band), now_s) for one in self.eligible(line))
-
-    def num_slots(self, line: Line) -> int:
-        """Requests of the line that may run at once."""
-        return sum(one.info.max_running - self.reserved_slots(one, line.band) for one in self.eligible(line))
+        # A plain loop: this runs several times per decision, mostly over full replicas.
+        places = self.places(line)
+        for one, limit in zip(places.replicas, places.limits, strict=True):
+            if one.load.running < limit and one.breaker.lets_through(now_s):
+                return True
+        return False

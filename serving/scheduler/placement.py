@@ -23,10 +23,6 @@ class Replica:
     load: Load
     breaker: Breaker
 
-    def has_room(self, reserved_slots: int, now_s: float) -> bool:
-        """Room for one more request that must leave `reserved_slots` free for others."""
-        return self.load.running < self.info.max_running - reserved_slots and self.breaker.lets_through(now_s)
-
 
 def may_serve(replica: ReplicaInfo, line: Line) -> bool:
     """Whether requests of that line may run on the replica at all.

@@ -99,6 +99,10 @@ class WaitingQueue:
         heads = [line.head() for key, line in self._lines.items() if has_room(key)]
         return min(heads, key=self._policy.rank, default=None)
 
+    def has_any(self, has_room: Callable[[Line], bool]) -> bool:
+        """Whether anyone waits in a line that has room."""
+        return any(has_room(key) for key in self._lines)
+
     def num_ahead(
         self, request: SchedulingRequest, arrived_at_s: float, shares_room: Callable[[Line], bool]
     ) -> int:
