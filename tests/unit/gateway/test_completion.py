@@ -309,8 +309,18 @@ async def test_a_client_that_leaves_a_stream_stops_the_engine() -> None:
             await until(lambda: caller.got == text("a"))
             assert lab.plane.counts == (0, 1)
             caller.gone.set()
+        answering = [task for task in asyncio.all_tasks() if "Completion._answer" in repr(task.get_coro())]
+        assert answering == [], "a request has ended when all it held is given back, not before"
         assert not caller.is_complete
         await until(left.is_set)
+        assert lab.ended == {("batched", "cancelled", "client_closed"): 1}
+
+
+async def test_a_connection_that_breaks_under_a_write_is_a_client_that_left() -> None:
+    async with gateway_lab() as lab:
+        lab.engine.script = plays(text("a"), DONE)
+        caller = lab.caller(STREAM, is_cut_off=True)
+        await caller.call(lab.app)
         assert lab.ended == {("batched", "cancelled", "client_closed"): 1}
 
 
