@@ -37,6 +37,7 @@ class Caller:
     answer_headers: dict[str, str] = field(default_factory=dict)
     got: bytes = b""
     is_complete: bool = False
+    is_cut_off: bool = False  # the connection breaks under the next write
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -67,6 +68,8 @@ class Caller:
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Message) -> None:
+        if self.is_cut_off:
+            raise ConnectionResetError("the client's connection broke")
         assert not self.is_complete, "nothing may follow the end of an answer"
         if message["type"] == "http.response.start":
             assert self.status is None, "an answer begins once"

@@ -305,12 +305,28 @@ async def test_a_client_that_leaves_a_stream_stops_the_engine() -> None:
 
     async with gateway_lab() as lab:
         lab.engine.script = script
-        async with lab.calling(STREAM) as caller:
-            await until(lambda: caller.got == text("a"))
-            assert lab.plane.counts == (0, 1)
-            caller.gone.set()
+        caller = lab.caller(STREAM)
+
+        async def call_and_look() -> list[str]:
+            await caller.call(lab.app)
+            return [repr(task.get_coro()) for task in asyncio.all_tasks()]
+
+        calling = asyncio.create_task(call_and_look())
+        await until(lambda: caller.got == text("a"))
+        assert lab.plane.counts == (0, 1)
+        caller.gone.set()
+        answering = [coroutine for coroutine in await calling if "Completion._answer" in coroutine]
+        assert answering == [], "a request has ended when all it held is given back, not before"
         assert not caller.is_complete
         await until(left.is_set)
+        assert lab.ended == {("batched", "cancelled", "client_closed"): 1}
+
+
+async def test_a_connection_that_breaks_under_a_write_is_a_client_that_left() -> None:
+    async with gateway_lab() as lab:
+        lab.engine.script = plays(text("a"), DONE)
+        caller = lab.caller(STREAM, is_cut_off=True)
+        await caller.call(lab.app)
         assert lab.ended == {("batched", "cancelled", "client_closed"): 1}
 
 

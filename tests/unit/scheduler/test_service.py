@@ -448,7 +448,12 @@ async def test_drain_counts_those_who_still_wait() -> None:
         await gateway.say(Release("runs"))
         await until(lambda: plane.counts == (1, 0))
         assert not await plane.service.drain(timeout_s=0.01)
-        await gateway.say(Withdraw("waits"))
+        draining = asyncio.create_task(plane.service.drain(timeout_s=5))
+        async with plane.replica("s2", "sequential"):
+            await heard(gateway, "waits")
+            assert not draining.done()
+            await gateway.say(Release("waits"))
+            assert await draining
 
 
 async def test_pages_and_metrics() -> None:
