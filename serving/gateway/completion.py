@@ -16,7 +16,7 @@ from serving.core.errors import ERROR_SHAPES, Reason, RefusedError, UpstreamErro
 from serving.core.latency import RequestTimeline, inter_chunk_latencies_s
 from serving.core.request import Outcome, SchedulingRequest
 from serving.core.sse import EventTooLargeError, parse_answer
-from serving.gateway.errors import error_event, error_headers, error_object
+from serving.gateway.errors import error_event, error_headers, error_object, refusal_reason
 from serving.gateway.metrics import GatewayMetrics
 from serving.gateway.openai_request import RoutedRequest
 from serving.gateway.stream import StreamNotes
@@ -70,6 +70,7 @@ class Completion:
         self._notes = StreamNotes(strip_usage=request.strip_usage)
         self._granted: Granted | None = None
         self._status: int | None = None  # None until the response has begun
+        self._engine_refusal: Reason | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, and stop the engine as soon as the client has gone."""
@@ -96,11 +97,18 @@ class Completion:
             logger.warning("request %s on %s: %s", self._client_request_id, replica, error)
             await self._send_error(send, error.reason, str(error))
             return Outcome.FAILED, error.reason
-        if self._notes.error is not None or (self._status or 500) >= 500:
+        return self._how_it_ended()
+
+    def _how_it_ended(self) -> tuple[Outcome, Reason | None]:
+        """Of an answer that was passed on to its end."""
+        if self._has_failed():
             return Outcome.FAILED, Reason.UPSTREAM_BROKE
-        if self._status is not None and self._status >= 400:
-            return Outcome.REJECTED, Reason.BAD_REQUEST
+        if self._engine_refusal is not None:
+            return Outcome.REJECTED, self._engine_refusal
         return Outcome.COMPLETED, None
+
+    def _has_failed(self) -> bool:
+        return self._notes.error is not None or (self._status or 500) >= 500
 
     async def _answer(self, send: Send) -> None:
         """Run on a replica; if it breaks before its first byte, once more on another within the deadline."""
@@ -124,14 +132,19 @@ class Completion:
         lane, outcome = self._granted.lane if self._granted else "", Outcome.FAILED
         try:
             await self._attempt(request, send)
-            outcome = Outcome.COMPLETED
+            outcome, _ = self._how_it_ended()
         except RefusedError as refusal:
             outcome = Outcome.REJECTED
             raise UpstreamError(first.reason, f"{first}; no reroute: {refusal}") from first
+        except (asyncio.CancelledError, OSError):
+            outcome = Outcome.CANCELLED
+            raise
         finally:
             self._services.metrics.reroutes.labels(lane=lane, outcome=outcome).inc()
 
     async def _attempt(self, request: SchedulingRequest, send: Send) -> None:
+        # Half an event of a replica that broke must not stand before the first event of the next.
+        self._notes = StreamNotes(strip_usage=self._request.strip_usage)
         async with self._services.scheduler.lease(request) as held:
             self._granted = held.granted
             url = held.granted.url + self._path
@@ -144,15 +157,23 @@ class Completion:
                     else:
                         await self._pass_whole(send, upstream)
             except UpstreamError:
-                held.end = RequestEnd(ReplicaVerdict.FAILED)
+                held.end = self._end_of(held, ReplicaVerdict.FAILED)
                 raise
-            held.end = self._end_of(held)
+            except (asyncio.CancelledError, OSError):
+                held.end = self._end_of(held, ReplicaVerdict.UNTOLD)
+                raise
+            verdict = ReplicaVerdict.FAILED if self._has_failed() else ReplicaVerdict.HEALTHY
+            held.end = self._end_of(held, verdict)
 
-    def _end_of(self, held: HeldReplica) -> RequestEnd:
+    def _end_of(self, held: HeldReplica, verdict: ReplicaVerdict) -> RequestEnd:
         notes = self._notes
         first_token_s = notes.chunk_at_s[0] - held.granted_at_s if notes.chunk_at_s else None
-        verdict = ReplicaVerdict.HEALTHY if notes.error is None else ReplicaVerdict.FAILED
-        return RequestEnd(verdict, first_token_s, notes.output_tokens)
+        output_tokens = notes.output_tokens
+        if output_tokens is None and self._request.is_stream:
+            output_tokens = len(
+                notes.chunk_at_s
+            )  # a stream cut short has no usage; a chunk is a token or more
+        return RequestEnd(verdict, first_token_s, output_tokens)
 
     async def _pass_events(self, send: Send, upstream: Upstream) -> None:
         async for chunk in upstream.chunks:
@@ -181,7 +202,11 @@ class Completion:
                     Reason.UPSTREAM_BROKE, f"the engine answered 200 with an error: {said.error}"
                 )
             self._notes.prompt_tokens, self._notes.output_tokens = said.prompt_tokens, said.output_tokens
-        await self._begin(send, upstream.status, upstream.content_type)
+        extra = {}
+        if upstream.status >= 400:
+            self._engine_refusal = refusal_reason(body)
+            extra = error_headers(self._engine_refusal)
+        await self._begin(send, upstream.status, upstream.content_type, extra)
         await send({"type": "http.response.body", "body": body})
 
     async def _begin(

@@ -6,6 +6,10 @@ import json
 from typing import Any
 
 from serving.core.errors import ERROR_SHAPES, Reason
+from serving.core.sse import parse_answer
+
+# How vLLM 0.32 words it, in `renderers/params.py` and `v1/engine/input_processor.py`.
+TOO_LONG_PHRASES = ("maximum context length", "maximum model length")
 
 
 def error_object(reason: Reason, message: str) -> dict[str, Any]:
@@ -26,3 +30,10 @@ def error_headers(reason: Reason, retry_after_s: float | None = None) -> dict[st
 def error_event(reason: Reason, message: str) -> bytes:
     """An error inside a stream that has begun; OpenAI clients raise it."""
     return b"data: " + json.dumps(error_object(reason, message)).encode() + b"\n\n"
+
+
+def refusal_reason(body: bytes) -> Reason:
+    """Why an engine refused a request with a 4xx, by the message in its answer."""
+    said = parse_answer(body).error or ""
+    is_too_long = any(phrase in said for phrase in TOO_LONG_PHRASES)
+    return Reason.REQUEST_TOO_LONG if is_too_long else Reason.BAD_REQUEST

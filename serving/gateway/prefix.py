@@ -18,7 +18,8 @@ def prefix_blocks(body: Mapping[str, Any]) -> tuple[int, ...]:
     """
     prompt = body.get("messages") if "messages" in body else body.get("prompt")
     text = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
-    data = text.encode()[: MAX_BLOCKS * BLOCK_BYTES]
+    # JSON may hold half a surrogate pair; whether that is a prompt is for the engine to say.
+    data = text[: MAX_BLOCKS * BLOCK_BYTES].encode(errors="surrogatepass")[: MAX_BLOCKS * BLOCK_BYTES]
     digest = hashlib.blake2b(digest_size=7)  # 56 bits: few collisions, short messages
     blocks = []
     for start in range(0, len(data) - BLOCK_BYTES + 1, BLOCK_BYTES):

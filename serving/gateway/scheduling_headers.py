@@ -18,6 +18,7 @@ from serving.core.errors import Reason, RefusedError
 from serving.core.request import DEFAULT_TENANT
 
 TENANT = re.compile(r"[\x21-\x7e]{1,128}")
+MILLISECONDS = re.compile(r"[0-9]{1,9}")
 MAX_MS = 86_400_000  # a day
 
 
@@ -70,7 +71,7 @@ def _seconds(headers: Mapping[str, str], name: str, lowest: int) -> float | None
     given = headers.get(name)
     if given is None:
         return None
-    if not (given.isascii() and given.isdigit() and lowest <= int(given[:12]) <= MAX_MS):
+    if not (MILLISECONDS.fullmatch(given) and lowest <= int(given) <= MAX_MS):
         raise _bad(name, given, f"a whole number of milliseconds in {lowest}..{MAX_MS}")
     return int(given) / 1000
 

@@ -45,7 +45,7 @@ class LabView:
         num_eligible: ready replicas that may serve the request.
         has_room: one of them has room, and nobody who waits could take it.
         waiting, tenant_waiting: what all, and the request's tenant, have waiting.
-        expected_wait_s: until a slot is free for it; None when unknown.
+        expected_wait_s: until a slot is free for it; None when unknown or without consequence.
         expected_first_token_s: from then to the first token; None when unknown.
         drain_rate_rps: requests that ended per second, lately; None when unknown.
     """
@@ -108,8 +108,11 @@ def _over(waiting: Backlog, request: SchedulingRequest, max_requests: int, max_t
 
 
 def _can_be_in_time(request: SchedulingRequest, lab: LabView) -> Refusal | None:
-    """Refuse at once what would only be refused later. An unknown expectation counts as 0."""
-    wait_s = 0.0 if lab.has_room else lab.expected_wait_s or 0.0
+    """Refuse at once what would only be refused later. An unknown expectation counts as 0.
+
+    Who can run now is not refused by an expectation: a wrong one could never be put right if all were refused.
+    """
+    wait_s = lab.expected_wait_s or 0.0
     patience_s = math.inf if request.max_queue_s is None else request.max_queue_s - request.age_s
     if not lab.has_room and wait_s > patience_s:
         return Refusal(
@@ -118,7 +121,9 @@ def _can_be_in_time(request: SchedulingRequest, lab: LabView) -> Refusal | None:
             _retry_after_s(lab),
         )
     if request.ttft_deadline_s is not None:
-        expected_s = request.age_s + wait_s + (lab.expected_first_token_s or 0.0)
+        expected_s = request.age_s
+        if not lab.has_room:
+            expected_s += wait_s + (lab.expected_first_token_s or 0.0)
         if expected_s > request.ttft_deadline_s:
             return Refusal(
                 Reason.DEADLINE_UNREACHABLE,

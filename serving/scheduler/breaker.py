@@ -21,6 +21,8 @@ class BreakerState(StrEnum):
 class Breaker:
     """State machine without a clock.
 
+    While it is open only the probe's end counts: requests that were sent before say nothing new.
+
     Args:
         max_failures: failures in a row that open it, >= 1.
         cooldown_s: how long it stays open before a probe.
@@ -30,7 +32,7 @@ class Breaker:
     cooldown_s: float
     failures: int = 0
     opened_at_s: float | None = None
-    is_probing: bool = False
+    probe: str | None = None  # id of the one request that was let through while half open
 
     def state(self, now_s: float) -> BreakerState:
         if self.opened_at_s is None:
@@ -43,26 +45,32 @@ class Breaker:
         """Whether a request may be sent now."""
         if self.opened_at_s is None:
             return True
-        return not self.is_probing and self.state(now_s) is BreakerState.HALF_OPEN
+        return self.probe is None and self.state(now_s) is BreakerState.HALF_OPEN
 
-    def sent(self, now_s: float) -> None:
+    def sent(self, request_id: str) -> None:
         """A request was sent: while half open, it is the probe."""
         if self.opened_at_s is not None:
-            self.is_probing = True
+            self.probe = request_id
 
-    def succeeded(self) -> None:
+    def succeeded(self, request_id: str) -> None:
         """The replica answered, whatever it answered to a client's mistake."""
-        self.failures = 0
-        self.opened_at_s = None
-        self.is_probing = False
+        if self._counts(request_id):
+            self.failures = 0
+            self.opened_at_s = None
+            self.probe = None
 
-    def failed(self, now_s: float) -> None:
+    def failed(self, request_id: str, now_s: float) -> None:
         """The replica could not be reached, fell silent, or answered 5xx."""
-        self.failures += 1
-        self.is_probing = False
-        if self.opened_at_s is not None or self.failures >= self.max_failures:
-            self.opened_at_s = now_s
+        if self._counts(request_id):
+            self.failures += 1
+            self.probe = None
+            if self.opened_at_s is not None or self.failures >= self.max_failures:
+                self.opened_at_s = now_s
 
-    def untold(self) -> None:
+    def untold(self, request_id: str) -> None:
         """A request ended without saying anything of the replica: the client left. A probe may be tried again."""
-        self.is_probing = False
+        if request_id == self.probe:
+            self.probe = None
+
+    def _counts(self, request_id: str) -> bool:
+        return self.opened_at_s is None or request_id == self.probe

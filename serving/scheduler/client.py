@@ -103,15 +103,17 @@ class SchedulerClient:
             tasks.create_task(self._refuse_while_alone())
 
     async def _refuse_while_alone(self) -> None:
-        """Without a scheduler nobody bounds the queue: what waits longer than the limit is refused."""
+        """Without a scheduler nobody bounds the queue: what waits over the limit, or its own, is refused."""
         while True:
             await asyncio.sleep(ALONE_TICK_S)
             if self._connected.is_set():
                 continue
             for pending in list(self._pending.values()):
-                waited_s = time.monotonic() - max(pending.since_s, self._alone_since_s)
-                if waited_s > ALONE_LIMIT_S and not pending.answer.done():
-                    message = f"the scheduler has not been reachable for {ALONE_LIMIT_S:g} s"
+                alone_s = time.monotonic() - max(pending.since_s, self._alone_since_s)
+                patience_s = pending.request.max_queue_s
+                limit_s = ALONE_LIMIT_S if patience_s is None else min(ALONE_LIMIT_S, patience_s)
+                if alone_s > limit_s and not pending.answer.done():
+                    message = f"the scheduler has not been reachable for {limit_s:g} s"
                     pending.answer.set_exception(RefusedError(Reason.SCHEDULER_UNREACHABLE, message, 1))
 
     async def wait_connected(self, timeout_s: float) -> None:

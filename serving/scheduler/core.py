@@ -189,7 +189,7 @@ class SchedulerCore:
         """
         lease = self._ledger.release(request_id)
         self._drain_rate.record(now_s)
-        self._judge(lease.replica_id, end.verdict, now_s)
+        self._judge(lease, end.verdict, now_s)
         running = self._running.pop(request_id, None)
         if running is not None:
             self._learn(running, end, now_s)
@@ -205,6 +205,7 @@ class SchedulerCore:
 
     def adopt(self, lease: Lease) -> None:
         """Book a lease that a gateway holds from before this scheduler started."""
+        self._queue.leave(lease.request_id)  # its holder says that it runs
         if lease.request_id not in self._ledger:
             self._ledger.acquire(lease)
 
@@ -247,14 +248,20 @@ class SchedulerCore:
         """Waiting requests of each tenant that has any."""
         return {tenant: backlog.requests for tenant, backlog in self._queue.by_tenant.items()}
 
-    def demand_tokens(self, replica: Replica) -> int:
-        """Outstanding tokens of a replica, with its even part of those that wait for its lane."""
-        lane = replica.info.lane
-        waiting = self._queue.by_lane.get(lane, Backlog()).tokens
-        if replica.info.takes_unpinned:
-            waiting += self._queue.by_lane.get(None, Backlog()).tokens
-        num_replicas = sum(1 for one in self._fleet.all() if one.info.lane == lane)
-        return replica.load.outstanding_tokens + waiting // num_replicas
+    def demand_tokens(self) -> dict[str, int]:
+        """By replica: its outstanding tokens, and its even part of those that wait for a replica like it."""
+        replicas = self._fleet.all()
+        num_by_lane = Counter(one.info.lane for one in replicas)
+        num_unpinned = sum(one.info.takes_unpinned for one in replicas)
+        demand = {}
+        for one in replicas:
+            lane = one.info.lane
+            demand[one.info.replica_id] = (
+                one.load.outstanding_tokens + self._waiting_tokens(lane) // num_by_lane[lane]
+            )
+            if one.info.takes_unpinned:
+                demand[one.info.replica_id] += self._waiting_tokens(None) // num_unpinned
+        return demand
 
     def replicas(self) -> list[Replica]:
         """Every ready replica with what is booked on it."""
@@ -262,15 +269,16 @@ class SchedulerCore:
 
     # Parts of the above
 
+    def _waiting_tokens(self, lane: str | None) -> int:
+        return self._queue.by_lane.get(lane, Backlog()).tokens
+
     def _place(self, waiting: Waiting, now_s: float) -> Grant:
         request = waiting.request
         self._queue.leave(request.request_id)
-        candidates = self._fleet.with_room(Line.of(request), now_s)
-        others = [one for one in candidates if one.info.replica_id != request.avoid_replica]
-        replica = self._placement.choose(request, others or candidates)
+        replica = self._placement.choose(request, self._fleet.with_room(Line.of(request), now_s))
         lease = Lease(request.request_id, replica.info.replica_id, request.reserved_tokens)
         self._ledger.acquire(lease)
-        replica.breaker.sent(now_s)
+        replica.breaker.sent(request.request_id)
         self._order.dispatched(request)
         self._running[request.request_id] = _Running(request, replica.info.lane, now_s)
         return Grant(lease, replica.info, now_s - waiting.arrived_at_s)
@@ -293,11 +301,14 @@ class SchedulerCore:
             and self._fleet.has_room(line, now_s)
             and not self._queue.has_any(lambda other: self._fleet.has_room(other, now_s))
         )
-        num_ahead = self._num_ahead(request, now_s)
         estimators = [self._lane(name) for name in places.lanes]
         first_token = [e.first_token_s for e in estimators if e.first_token_s is not None]
-        waits = [e.wait_s(num_ahead, places.num_slots) for e in estimators]
-        known_waits = [wait for wait in waits if wait is not None]
+        known_waits: list[float] = []
+        # Counting who is ahead takes time under some orders, so only for those whom it matters to.
+        if not has_room and (request.max_queue_s is not None or request.ttft_deadline_s is not None):
+            num_ahead = self._num_ahead(request, now_s)
+            waits = [e.wait_s(num_ahead, places.num_slots) for e in estimators]
+            known_waits = [wait for wait in waits if wait is not None]
         return LabView(
             is_draining=self.is_draining,
             is_settling=not can_place,
@@ -317,24 +328,25 @@ class SchedulerCore:
         )
 
     def _limits(self, request: SchedulingRequest) -> QueueLimits:
-        free_share = 1 - sum(self._reserved_shares[: request.band])
+        reserved_share = sum(self._reserved_shares[: request.band])
+        max_requests, max_tokens = self._config.max_waiting_requests, self._config.max_waiting_tokens
         share = self._queue_shares.get(request.tenant)
         return QueueLimits(
-            max_requests=int(self._config.max_waiting_requests * free_share),
-            max_tokens=int(self._config.max_waiting_tokens * free_share),
+            max_requests=max_requests - int(reserved_share * max_requests),
+            max_tokens=max_tokens - int(reserved_share * max_tokens),
             tenant_share=self._config.tenant_queue_share if share is None else share,
         )
 
-    def _judge(self, replica_id: str, verdict: ReplicaVerdict, now_s: float) -> None:
-        replica = self._fleet.get(replica_id)
+    def _judge(self, lease: Lease, verdict: ReplicaVerdict, now_s: float) -> None:
+        replica = self._fleet.get(lease.replica_id)
         if replica is None:
-            self._ledger.forget(replica_id)
+            self._ledger.forget(lease.replica_id)
         elif verdict is ReplicaVerdict.HEALTHY:
-            replica.breaker.succeeded()
+            replica.breaker.succeeded(lease.request_id)
         elif verdict is ReplicaVerdict.FAILED:
-            replica.breaker.failed(now_s)
+            replica.breaker.failed(lease.request_id, now_s)
         else:
-            replica.breaker.untold()
+            replica.breaker.untold(lease.request_id)
 
     def _learn(self, running: _Running, end: RequestEnd, now_s: float) -> None:
         request = running.request
@@ -342,7 +354,12 @@ class SchedulerCore:
             self._lane(running.lane).ended(now_s - running.granted_at_s, end.first_token_s)
             if end.output_tokens:
                 self._predictor.learn(request.tenant, end.output_tokens)
-        self._order.finished(request, end.output_tokens or 0)
+        served = end.output_tokens
+        if served is None:
+            # Of a client that left without a count, what was charged at dispatch stands.
+            is_untold = end.verdict is ReplicaVerdict.UNTOLD
+            served = request.predicted_output_tokens if is_untold else 0
+        self._order.finished(request, served)
 
     def _lane(self, name: str) -> LaneEstimator:
         return self._lanes.setdefault(name, LaneEstimator())

@@ -57,8 +57,9 @@ class Fleet:
         return self._replicas.get(replica_id)
 
     def join(self, info: ReplicaInfo) -> None:
-        """A replica is ready, with a clean record."""
-        breaker = Breaker(self._breaker_failures, self._breaker_cooldown_s)
+        """A replica is ready, with a clean record; one that is here already keeps its own."""
+        known = self._replicas.get(info.replica_id)
+        breaker = known.breaker if known else Breaker(self._breaker_failures, self._breaker_cooldown_s)
         self._replicas[info.replica_id] = Replica(info, self._ledger.load(info.replica_id), breaker)
         self._by_line.clear()
 
@@ -72,7 +73,9 @@ class Fleet:
         """Where requests of the line may run, with room or without."""
         found = self._by_line.get(line)
         if found is None:
-            replicas = [one for one in self._replicas.values() if may_serve(one.info, line)]
+            willing = [one for one in self._replicas.values() if may_serve(one.info, line)]
+            # Better wait for another than break on the same one again; alone, it gets a second chance.
+            replicas = [one for one in willing if one.info.replica_id != line.avoid_replica] or willing
             reserved_share = sum(self._reserved_shares[: line.band])
             limits = [one.info.max_running - int(reserved_share * one.info.max_running) for one in replicas]
             lanes = frozenset(one.info.lane for one in replicas)

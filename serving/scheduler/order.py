@@ -10,16 +10,17 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
+from weakref import WeakSet
 
-from sortedcontainers import SortedKeyList
+from sortedcontainers import SortedKeyList, SortedList
 
 from serving.core.request import SchedulingRequest
 
 Rank = tuple[float, ...]
+MAX_IDLE_TENANTS = 10_000  # counters kept of tenants that have nothing waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,8 @@ class OrderPolicy(Protocol):
 
     def new_line(self) -> WaitingLine: ...
 
-    def tenant_arrives(self, tenant: str, backlogged: frozenset[str]) -> None:
-        """A tenant without waiting requests has one now; `backlogged` are the tenants that wait."""
+    def tenant_arrives(self, tenant: str) -> None:
+        """A tenant without waiting requests is about to have one."""
         ...
 
     def dispatched(self, request: SchedulingRequest) -> None: ...
@@ -111,7 +112,7 @@ class _StaticPolicy:
     def new_line(self) -> WaitingLine:
         return SortedLine(self)
 
-    def tenant_arrives(self, tenant: str, backlogged: frozenset[str]) -> None:
+    def tenant_arrives(self, tenant: str) -> None:
         pass
 
     def dispatched(self, request: SchedulingRequest) -> None:
@@ -182,6 +183,7 @@ class FairTokens:
         self._output_weight = output_weight
         self._counters: dict[str, float] = {}
         self._last_dispatched: str | None = None
+        self._lines: WeakSet[_TenantLine] = WeakSet()  # the queue drops a line when it is empty
 
     def counter(self, tenant: str) -> float:
         """Weighted tokens a tenant was served so far, plus what it was lifted."""
@@ -195,12 +197,14 @@ class FairTokens:
         return (self.counter(waiting.request.tenant), waiting.arrived_at_s, waiting.ticket)
 
     def new_line(self) -> WaitingLine:
-        return _TenantLine(self)
+        line = _TenantLine(self)
+        self._lines.add(line)
+        return line
 
-    def tenant_arrives(self, tenant: str, backlogged: frozenset[str]) -> None:
-        others = backlogged or ({self._last_dispatched} if self._last_dispatched is not None else ())
-        floor = min((self.counter(other) for other in others), default=0.0)
-        self._counters[tenant] = max(self.counter(tenant), floor)
+    def tenant_arrives(self, tenant: str) -> None:
+        self._counters[tenant] = max(self.counter(tenant), self._floor())
+        if len(self._counters) > MAX_IDLE_TENANTS + sum(line.num_tenants for line in self._lines):
+            self._forget_idle(tenant)
 
     def dispatched(self, request: SchedulingRequest) -> None:
         self._last_dispatched = request.tenant
@@ -212,33 +216,72 @@ class FairTokens:
 
     def _charge(self, tenant: str, cost: float) -> None:
         self._counters[tenant] = self.counter(tenant) + cost / self.weight(tenant)
+        for line in self._lines:
+            line.rank_anew(tenant)
+
+    def _floor(self) -> float:
+        waiting = [self.counter(line.head().request.tenant) for line in self._lines if line]
+        if waiting or self._last_dispatched is None:
+            return min(waiting, default=0.0)
+        return self.counter(self._last_dispatched)
+
+    def _forget_idle(self, newcomer: str) -> None:
+        """Clients can invent names without end. The lowest counters say least: a return lifts them anyway."""
+        kept = {newcomer, self._last_dispatched}.union(*(line.tenants() for line in self._lines))
+        idle = sorted((tenant for tenant in self._counters if tenant not in kept), key=self.counter)
+        for tenant in idle[: len(idle) // 2]:
+            del self._counters[tenant]
 
 
 class _TenantLine:
-    """A line of `fair`: first come, first served within a tenant; the head is found over the waiting tenants."""
+    """A line of `fair`: first come, first served within a tenant, the tenants sorted by rank of their first."""
 
     def __init__(self, policy: FairTokens) -> None:
         self._policy = policy
-        self._by_tenant: dict[str, OrderedDict[int, Waiting]] = {}
+        self._by_tenant: dict[str, SortedKeyList] = {}
+        self._heads: SortedList = SortedList()  # (rank, tenant)
+        self._head_of: dict[str, tuple[Rank, str]] = {}
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
+    @property
+    def num_tenants(self) -> int:
+        return len(self._by_tenant)
+
+    def tenants(self) -> frozenset[str]:
+        """Those that have a request here."""
+        return frozenset(self._by_tenant)
+
     def join(self, waiting: Waiting) -> None:
-        self._by_tenant.setdefault(waiting.request.tenant, OrderedDict())[waiting.ticket] = waiting
+        tenant = waiting.request.tenant
+        if tenant not in self._by_tenant:
+            self._by_tenant[tenant] = SortedKeyList(key=_by_arrival)
+        self._by_tenant[tenant].add(waiting)
         self._count += 1
+        self.rank_anew(tenant)
 
     def leave(self, waiting: Waiting) -> None:
         tenant = waiting.request.tenant
-        del self._by_tenant[tenant][waiting.ticket]
+        self._by_tenant[tenant].remove(waiting)
         if not self._by_tenant[tenant]:
             del self._by_tenant[tenant]
         self._count -= 1
+        self.rank_anew(tenant)
+
+    def rank_anew(self, tenant: str) -> None:
+        """Its counter or its first request changed: O(log n) in the number of tenants."""
+        if (head := self._head_of.pop(tenant, None)) is not None:
+            self._heads.remove(head)
+        if tenant in self._by_tenant:
+            head = self._head_of[tenant] = (self._policy.rank(self._by_tenant[tenant][0]), tenant)
+            self._heads.add(head)
 
     def head(self) -> Waiting:
-        heads = (next(iter(waiting.values())) for waiting in self._by_tenant.values())
-        return min(heads, key=self._policy.rank)
+        _, tenant = self._heads[0]
+        first: Waiting = self._by_tenant[tenant][0]
+        return first
 
     def num_before(self, newcomer: Waiting) -> int:
         """Its own tenant's requests, and of each other tenant as many as get their turn meanwhile.
@@ -252,3 +295,7 @@ class _TenantLine:
         return own + sum(
             min(waiting, math.ceil(turns * self._policy.weight(other))) for other, waiting in others
         )
+
+
+def _by_arrival(waiting: Waiting) -> tuple[float, int]:
+    return waiting.arrived_at_s, waiting.ticket

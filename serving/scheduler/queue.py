@@ -23,10 +23,11 @@ class Line:
     lane: str | None
     needs_plain_decoding: bool
     band: int
+    avoid_replica: str | None = None
 
     @classmethod
     def of(cls, request: SchedulingRequest) -> Line:
-        return cls(request.lane, request.needs_plain_decoding, request.band)
+        return cls(request.lane, request.needs_plain_decoding, request.band, request.avoid_replica)
 
 
 @dataclass(slots=True)
@@ -71,7 +72,7 @@ class WaitingQueue:
         waiting = Waiting(request, arrived_at_s, give_up_at_s, self._next_ticket)
         self._next_ticket += 1
         if request.tenant not in self.by_tenant:
-            self._policy.tenant_arrives(request.tenant, frozenset(self.by_tenant))
+            self._policy.tenant_arrives(request.tenant)
         self._count(request, 1)
         self._waiting[request.request_id] = waiting
         self._by_patience.add(waiting)

@@ -244,7 +244,7 @@ class SchedulerService:
             self._update_replicas()
 
     def _update_replicas(self) -> None:
-        demands = {one.info.replica_id: self._core.demand_tokens(one) for one in self._core.replicas()}
+        demands = self._core.demand_tokens()
         for replica_id, outbox in self._replica_outboxes.items():
             outbox.put_nowait(ReplicaUpdate(demands.get(replica_id, 0), self._has_grace))
 
