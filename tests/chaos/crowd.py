@@ -1,0 +1,123 @@
+"""Many clients at once, each of which says how it fared."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import json
+import signal
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import psutil
+
+from tests.running_lab import RunningLab
+
+
+@dataclass
+class Stream:
+    """What one streaming client saw."""
+
+    status: int | None = None
+    reason: str | None = None
+    replica: str | None = None
+    tokens: int = 0
+    error: str | None = None  # an error event, or a torn connection
+    is_done: bool = False
+
+
+async def stream(
+    client: httpx.AsyncClient,
+    lab: RunningLab,
+    max_tokens: int,
+    seen: Stream,
+    headers: dict[str, str] | None = None,
+) -> Stream:
+    """Read one answer to its end, noting into `seen` on the way."""
+    body = {"model": "sim", "prompt": "x", "max_tokens": max_tokens, "stream": True}
+    try:
+        async with client.stream("POST", f"{lab.url}/v1/completions", json=body, headers=headers) as answer:
+            seen.status = answer.status_code
+            seen.reason = answer.headers.get("x-tandem-reason")
+            seen.replica = answer.headers.get("x-tandem-replica")
+            async for line in answer.aiter_lines():
+                _note(line, seen)
+    except httpx.HTTPError as error:
+        seen.error = f"torn: {error!r}"
+    return seen
+
+
+def _note(line: str, seen: Stream) -> None:
+    if line == "data: [DONE]":
+        seen.is_done = True
+    elif line.startswith("data: "):
+        payload = json.loads(line.removeprefix("data: "))
+        if "error" in payload:
+            seen.error = payload["error"]["code"]
+        else:
+            seen.tokens += payload["choices"][0]["text"].count("simulated")
+
+
+def crowd(work: Callable[[httpx.AsyncClient], Coroutine[Any, Any, Any]]) -> Any:
+    """Run clients in one event loop over one pool without a limit."""
+
+    async def run() -> Any:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(limits=limits, timeout=60) as client:
+            return await work(client)
+
+    return asyncio.run(run())
+
+
+async def until(condition: Callable[[], bool], what: str, limit_s: float = 20) -> None:
+    """Poll from within an event loop."""
+    async with asyncio.timeout(limit_s):
+        while not condition():  # noqa: ASYNC110 - the condition lives in other processes
+            await asyncio.sleep(0.02)
+    assert condition(), what
+
+
+def at_rest(lab: RunningLab) -> bool:
+    """Nobody waits, nothing runs, no lease is held and no token outstanding."""
+    try:
+        status = lab.get("/scheduler")
+    except httpx.HTTPError:
+        return False
+    replicas = [replica for lane in status["lanes"] for replica in lane["replicas"]]
+    counts = [status["leases"], status["waiting"]]
+    counts += [count for one in replicas for count in (one["running"], one["outstanding_tokens"])]
+    return not any(counts) and all(one["breaker"] == "closed" for one in replicas)
+
+
+def process_listening_on(lab: RunningLab, address: str) -> psutil.Process:
+    """The lab's process behind host:port."""
+    port = int(address.rsplit(":", 1)[1])
+    for process in lab.processes():
+        for connection in process.net_connections("inet"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
+                return process
+    raise AssertionError(f"no process of the lab listens on {port}")
+
+
+def replica_process(lab: RunningLab, replica_id: str) -> psutil.Process:
+    (url,) = [one["url"] for one in lab.replicas("batched") if one["replica"] == replica_id]
+    return process_listening_on(lab, url)
+
+
+def role_process(lab: RunningLab, role: str) -> psutil.Process:
+    """The first process of that role in the service discovery."""
+    addresses = [entry["targets"][0] for entry in lab.get("/targets") if entry["labels"]["role"] == role]
+    return process_listening_on(lab, addresses[0])
+
+
+def kill(process: psutil.Process) -> None:
+    process.send_signal(signal.SIGKILL)
+
+
+def count(streams: list[Stream]) -> collections.Counter[str]:
+    """How the clients fared: `done`, or the error."""
+    return collections.Counter(
+        "done" if one.is_done else one.error or f"{one.status} {one.reason}" for one in streams
+    )

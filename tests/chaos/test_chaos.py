@@ -1,0 +1,178 @@
+"""Break a running lab on purpose. Triggers are counters, never sleeps; each caller must hear how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import httpx
+import psutil
+import pytest
+
+from tests.chaos.crowd import (
+    Stream,
+    at_rest,
+    count,
+    crowd,
+    kill,
+    process_listening_on,
+    replica_process,
+    role_process,
+    stream,
+    until,
+)
+from tests.running_lab import RunningLab, wait_until
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
+
+
+def test_a_replica_killed_mid_stream_fails_its_own_streams_only(lab: RunningLab) -> None:
+    async def work(client: httpx.AsyncClient) -> tuple[str, list[Stream]]:
+        seen = [Stream() for _ in range(15)]
+        tasks = [asyncio.create_task(stream(client, lab, 300, one)) for one in seen]
+        await until(lambda: all(one.tokens > 0 for one in seen), "every stream has begun")
+        victim = seen[0].replica
+        assert victim is not None
+        kill(replica_process(lab, victim))
+        await asyncio.gather(*tasks)
+        return victim, seen
+
+    victim, seen = crowd(work)
+    for one in seen:
+        if one.replica == victim:
+            assert one.error == "upstream_broke", one
+            assert not one.is_done
+        else:
+            assert one.is_done, one
+            assert one.tokens == 300
+    assert {one.replica for one in seen} > {victim}
+
+
+def test_requests_on_their_way_to_a_dead_replica_are_rerouted(lab: RunningLab) -> None:
+    """Before the first byte nobody needs to hear of it: prefill takes 30 ms, the kill comes within."""
+
+    async def work(client: httpx.AsyncClient) -> list[Stream]:
+        seen = [Stream() for _ in range(60)]
+        tasks = [asyncio.create_task(stream(client, lab, 30, one)) for one in seen]
+        await until(lambda: sum(one["running"] for one in lab.replicas("batched")) >= 20, "the lab is full")
+        kill(replica_process(lab, lab.replicas("batched")[0]["replica"]))
+        await asyncio.gather(*tasks)
+        return seen
+
+    fared = count(crowd(work))
+    assert fared["done"] + fared["upstream_broke"] == 60, fared
+    assert fared["done"] >= 52, "only the eight that the dead replica ran may fail"
+
+
+def test_a_hanging_replica_is_left_alone_until_it_answers_again(lab: RunningLab) -> None:
+    victim = lab.replicas("batched")[0]["replica"]
+    process = replica_process(lab, victim)
+
+    def breaker() -> str:
+        (found,) = [one["breaker"] for one in lab.replicas("batched") if one["replica"] == victim]
+        return str(found)
+
+    async def work(client: httpx.AsyncClient) -> list[Stream]:
+        process.send_signal(signal.SIGSTOP)
+        try:
+            seen = [Stream() for _ in range(12)]
+            # The first of them run into the first-byte limit, are rerouted, and open the breaker.
+            await asyncio.gather(*(stream(client, lab, 5, one) for one in seen))
+            assert breaker() != "closed"
+        finally:
+            process.send_signal(signal.SIGCONT)
+        return seen
+
+    assert count(crowd(work)) == {"done": 12}
+
+    async def probe(client: httpx.AsyncClient) -> None:
+        async def ask_until_closed() -> None:
+            while breaker() != "closed":
+                await asyncio.gather(*(stream(client, lab, 2, Stream()) for _ in range(4)))
+
+        await asyncio.wait_for(ask_until_closed(), 30)
+
+    crowd(probe)
+
+
+def test_five_hundred_clients_that_leave_take_everything_with_them(lab: RunningLab) -> None:
+    async def work(client: httpx.AsyncClient) -> None:
+        seen = [Stream() for _ in range(500)]
+        tasks = [asyncio.create_task(stream(client, lab, 3000, one)) for one in seen]
+        await until(
+            lambda: lab.get("/scheduler")["leases"] == 24 and lab.get("/scheduler")["waiting"] == 476,
+            "24 run, 476 wait",
+            limit_s=60,
+        )
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    crowd(work)
+    wait_until(lambda: at_rest(lab), "leases, queue and tokens at 0")
+    for replica in lab.replicas("batched"):
+        engine = httpx.get(f"{replica['url']}/tandem/engine", timeout=10).json()
+        assert engine["running"] == 0 == engine["waiting"]
+
+
+def test_an_overflowing_queue_refuses_with_reason_and_serves_the_rest(lab: RunningLab) -> None:
+    async def work(client: httpx.AsyncClient) -> list[Stream]:
+        seen = [Stream() for _ in range(900)]
+        await asyncio.gather(*(stream(client, lab, 2, one) for one in seen))
+        return seen
+
+    fared = count(crowd(work))
+    assert set(fared) <= {"done", "429 queue_full"}, fared
+    assert fared["done"] >= 600
+    assert fared.total() == 900
+
+
+def test_the_scheduler_killed_under_load_loses_and_doubles_nothing(lab: RunningLab) -> None:
+    async def work(client: httpx.AsyncClient) -> list[Stream]:
+        seen = [Stream() for _ in range(60)]
+        tasks = [asyncio.create_task(stream(client, lab, 400, one)) for one in seen]
+        await until(lambda: lab.get("/scheduler")["leases"] == 24, "24 run, 36 wait")
+        begun = [one for one in seen if one.tokens]
+        kill(role_process(lab, "scheduler"))
+
+        def is_back() -> bool:
+            try:
+                status = lab.get("/scheduler")
+            except httpx.HTTPError:
+                return False
+            running = {one["running"] for lane in status["lanes"] for one in lane["replicas"]}
+            return len(status["gateways"]) == 2 and len(running) > 0 and max(running) <= 8
+
+        await until(is_back, "the new scheduler knows gateways and replicas", limit_s=30)
+        await asyncio.gather(*tasks)
+        assert all(one.is_done for one in begun), "running streams go on without a scheduler"
+        return seen
+
+    seen = crowd(work)
+    assert count(seen) == {"done": 60}
+    assert [one.tokens for one in seen] == [400] * 60, "each answered once, and whole"
+
+
+def test_a_gateway_that_dies_gives_its_leases_back(lab: RunningLab) -> None:
+    async def work(client: httpx.AsyncClient) -> list[Stream]:
+        seen = [Stream() for _ in range(20)]
+        tasks = [asyncio.create_task(stream(client, lab, 3000, one)) for one in seen]
+        await until(lambda: all(one.tokens > 0 for one in seen), "every stream has begun")
+        kill(role_process(lab, "gateway"))
+        await until(lambda: any(one.error for one in seen), "some streams are torn")
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return seen
+
+    crowd(work)
+    wait_until(lambda: at_rest(lab), "the dead gateway's leases are released")
+    wait_until(lambda: len(lab.get("/scheduler")["gateways"]) == 2, "a new gateway", limit_s=60)
+
+
+def test_the_processes_are_what_they_seem(lab: RunningLab) -> None:
+    """The tests above kill what they mean to kill."""
+    roles = {role: role_process(lab, role) for role in ("scheduler", "gateway")}
+    replicas = [process_listening_on(lab, one["url"]) for one in lab.replicas("batched")]
+    processes: list[psutil.Process] = [*roles.values(), *replicas]
+    assert len({process.pid for process in processes}) == 5
