@@ -189,6 +189,10 @@ class FairTokens:
         """Weighted tokens a tenant was served so far, plus what it was lifted."""
         return self._counters.get(tenant, 0.0)
 
+    def knows(self, tenant: str) -> bool:
+        """Whether a counter is kept for the tenant; else it counts as 0 until it comes back."""
+        return tenant in self._counters
+
     def weight(self, tenant: str) -> float:
         """The tenant's share, relative to the others'."""
         return self._weights.get(tenant, 1.0)
@@ -284,15 +288,17 @@ class _TenantLine:
         return first
 
     def num_before(self, newcomer: Waiting) -> int:
-        """Its own tenant's requests, and of each other tenant as many as get their turn meanwhile.
+        """Its own tenant's earlier requests, and of each other tenant as many as get their turn meanwhile.
 
         An estimate: it takes requests to be of one size and counters to be level.
         """
         tenant = newcomer.request.tenant
-        own = len(self._by_tenant.get(tenant, ()))
+        own = (
+            self._by_tenant[tenant].bisect_key_left(_by_arrival(newcomer)) if tenant in self._by_tenant else 0
+        )
         turns = (own + 1) / self._policy.weight(tenant)
         others = ((other, len(waiting)) for other, waiting in self._by_tenant.items() if other != tenant)
-        return own + sum(
+        return int(own) + sum(
             min(waiting, math.ceil(turns * self._policy.weight(other))) for other, waiting in others
         )
 

@@ -120,10 +120,6 @@ class WaitingQueue:
             found.append(waiting)
         return found
 
-    def num_in_line(self, line: Line) -> int:
-        """Requests waiting for the same room."""
-        return len(self._lines[line]) if line in self._lines else 0
-
     def count_by_lane(self) -> dict[str | None, int]:
         """Waiting requests by pinned lane; None for those that leave the choice to the scheduler."""
         return {lane: backlog.requests for lane, backlog in self.by_lane.items()}

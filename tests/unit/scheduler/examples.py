@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from serving.config import SchedulerConfig
 from serving.core.lane import ReplicaInfo, Strategy
 from serving.core.request import SchedulingRequest
+from serving.scheduler.breaker import Breaker
 from serving.scheduler.core import SchedulerCore
+from serving.scheduler.ledger import Load
+from serving.scheduler.order import Waiting
+from serving.scheduler.placement import Replica
 
 
 def request(
-    request_id: str, lane: str | None = None, *, tokens: int = 10, needs_plain_decoding: bool = False
+    request_id: str,
+    lane: str | None = None,
+    *,
+    tokens: int = 10,
+    needs_plain_decoding: bool = False,
+    **fields: Any,
 ) -> SchedulingRequest:
-    """A request that reserves `tokens`."""
-    return SchedulingRequest(request_id, lane, tokens - 1, 1, needs_plain_decoding)
+    """A request that reserves `tokens`, all but one of them for its prompt."""
+    sizes = {"prompt_tokens": tokens - 1, "max_output_tokens": 1}
+    return SchedulingRequest(
+        request_id=request_id, lane=lane, needs_plain_decoding=needs_plain_decoding, **sizes | fields
+    )
+
+
+def waiting(request_id: str, at_s: float = 0.0, ticket: int = 0, **fields: Any) -> Waiting:
+    """A request that joined the queue then."""
+    return Waiting(request(request_id, **fields), at_s, at_s + 600, ticket)
 
 
 def replica(
@@ -27,11 +47,19 @@ def replica(
     )
 
 
-def core(*replicas: ReplicaInfo, max_waiting: int = 100, settled_at_s: float = -1.0) -> SchedulerCore:
+def loaded(replica_id: str, running: int = 0, outstanding_tokens: int = 0) -> Replica:
+    """A trusted replica with that much booked on it."""
+    return Replica(replica(replica_id), Load(running, outstanding_tokens), Breaker(3, 5))
+
+
+def core(
+    *replicas: ReplicaInfo, max_waiting: int = 100, settled_at_s: float = -1.0, **settings: Any
+) -> SchedulerCore:
     """A core whose requests expire after 10 s, with these replicas ready."""
-    made = SchedulerCore(
-        max_waiting_requests=max_waiting, max_queue_wait_s=10, seed=0, settled_at_s=settled_at_s
+    config = SchedulerConfig(
+        **{"max_waiting_requests": max_waiting, "max_queue_wait_s": 10, "seed": 0} | settings
     )
+    made = SchedulerCore(config, settled_at_s=settled_at_s)
     for info in replicas:
         made.replica_ready(info)
     return made

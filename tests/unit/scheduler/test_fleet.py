@@ -1,0 +1,124 @@
+"""The ready replicas, and who of them has room."""
+
+from __future__ import annotations
+
+from serving.scheduler.fleet import Fleet
+from serving.scheduler.ledger import Lease, Ledger
+from serving.scheduler.queue import Line
+from tests.unit.scheduler.examples import replica
+
+ANY = Line(None, needs_plain_decoding=False, band=0)
+LOW = Line(None, needs_plain_decoding=False, band=2)
+
+
+class Yard:
+    """A fleet and its ledger."""
+
+    def __init__(self, *reserved_shares: float) -> None:
+        self.ledger = Ledger()
+        self.fleet = Fleet(
+            self.ledger,
+            breaker_failures=2,
+            breaker_cooldown_s=5,
+            reserved_shares=list(reserved_shares) or [0.0, 0.0, 0.0],
+        )
+
+    def with_room(self, line: Line = ANY, now_s: float = 0.0) -> set[str]:
+        found = {one.info.replica_id for one in self.fleet.with_room(line, now_s)}
+        assert self.fleet.has_room(line, now_s) == bool(found)
+        return found
+
+
+def test_room_ends_at_max_running() -> None:
+    yard = Yard()
+    yard.fleet.join(replica("r", max_running=2))
+    for number in range(2):
+        assert yard.with_room() == {"r"}
+        yard.ledger.acquire(Lease(str(number), "r", 1))
+    assert yard.with_room() == set()
+    yard.ledger.acquire(Lease("adopted", "r", 1))
+    yard.ledger.release("0")
+    assert yard.with_room() == set(), "adopted leases may exceed the bound"
+
+
+def test_slots_are_reserved_for_higher_bands() -> None:
+    yard = Yard(0.25, 0.25, 0.0)
+    yard.fleet.join(replica("r", max_running=8))
+    limits = []
+    for band in range(3):
+        places = yard.fleet.places(Line(None, needs_plain_decoding=False, band=band))
+        limits.append((places.limits, places.num_slots))
+    assert limits == [((8,), 8), ((6,), 6), ((4,), 4)]
+    for number in range(4):
+        yard.ledger.acquire(Lease(str(number), "r", 1))
+    assert yard.with_room(LOW) == set()
+    assert yard.with_room(ANY) == {"r"}
+
+
+def test_a_replica_with_one_slot_reserves_none() -> None:
+    yard = Yard(0.9, 0.0, 0.0)
+    yard.fleet.join(replica("r", max_running=1))
+    assert yard.with_room(LOW) == {"r"}
+
+
+def test_who_may_serve_follows_every_change_of_the_fleet() -> None:
+    yard = Yard()
+    assert yard.with_room() == set()
+    yard.fleet.join(replica("a"))
+    assert yard.with_room() == {"a"}
+    yard.fleet.join(replica("b"))
+    assert yard.with_room() == {"a", "b"}
+    yard.fleet.leave("a")
+    assert yard.with_room() == {"b"}
+    yard.fleet.join(replica("b", "elsewhere", takes_unpinned=False))
+    assert yard.with_room() == set()
+
+
+def test_an_open_breaker_leaves_no_room() -> None:
+    yard = Yard()
+    yard.fleet.join(replica("a", max_running=9))
+    found = yard.fleet.get("a")
+    assert found is not None
+    found.breaker.failed("x", 0)
+    found.breaker.failed("y", 0)
+    assert yard.with_room(now_s=4) == set()
+    assert yard.with_room(now_s=5) == {"a"}
+    found.breaker.sent("probe")
+    assert yard.with_room(now_s=5) == set()
+
+
+def test_a_replica_that_only_connects_anew_keeps_its_record() -> None:
+    yard = Yard()
+    yard.fleet.join(replica("a"))
+    before = yard.fleet.get("a")
+    assert before is not None
+    before.breaker.failed("x", 0)
+    yard.fleet.join(replica("a"))
+    after = yard.fleet.get("a")
+    assert after is not None
+    assert after.breaker.failures == 1
+
+
+def test_a_replica_that_was_gone_comes_back_with_a_clean_record_and_its_load() -> None:
+    yard = Yard()
+    yard.fleet.join(replica("a"))
+    before = yard.fleet.get("a")
+    assert before is not None
+    before.breaker.failed("x", 0)
+    yard.ledger.acquire(Lease("held", "a", 30))
+    yard.fleet.leave("a")
+    yard.fleet.join(replica("a"))
+    after = yard.fleet.get("a")
+    assert after is not None
+    assert (after.breaker.failures, after.load.running, after.load.outstanding_tokens) == (0, 1, 30)
+
+
+def test_a_replica_to_avoid_is_out_of_the_question_while_there_is_another() -> None:
+    yard = Yard()
+    avoids = Line(None, needs_plain_decoding=False, band=0, avoid_replica="a")
+    yard.fleet.join(replica("a"))
+    assert yard.with_room(avoids) == {"a"}, "alone, it gets a second chance"
+    yard.fleet.join(replica("b"))
+    assert yard.with_room(avoids) == {"b"}
+    yard.ledger.acquire(Lease("x", "b", 1))
+    assert yard.with_room(avoids) == set(), "better wait than break on the same one again"
