@@ -29,6 +29,9 @@ from serving.lab_state import AlreadyRunningError, NotRunningError
 from serving.progress import progress
 
 
+MAX_REFUSALS_SHOWN = 5
+
+
 class ExitCode(IntEnum):
     """What `tandem --help` promises."""
 
@@ -234,11 +237,33 @@ def _show_status(found: dict[str, Any]) -> None:
         if state != "ready":
             click.echo(found["progress"])
     if found["scheduler"] is not None:
-        Console().print(lane_table(found["scheduler"]))
+        show_scheduler(found["scheduler"])
+
+
+def show_scheduler(scheduler: dict[str, Any]) -> None:
+    """The gateway's answer to GET /scheduler, readable at a glance."""
+    console = Console()
+    console.print(lane_table(scheduler))
+    console.print(
+        f"\norder {scheduler['order']}, placement {scheduler['placement']}, "
+        f"{len(scheduler['gateways'])} gateway(s), {scheduler['leases']} running, {scheduler['waiting']} waiting"
+        + (", DRAINING" if scheduler["draining"] else "")
+    )
+    for title, counts in (
+        ("waiting by band", scheduler["waiting_by_band"]),
+        ("waiting by tenant", scheduler["waiting_by_tenant"]),
+        ("refused so far", scheduler["refusals"]),
+        ("leaving", dict.fromkeys(scheduler["leaving_replicas"], "until its streams end")),
+    ):
+        if any(counts.values()):
+            console.print(f"{title}: " + ", ".join(f"{name} {count}" for name, count in counts.items()))
+    for note in scheduler["last_refusals"][:MAX_REFUSALS_SHOWN]:
+        lane = note["lane"] or "any lane"
+        console.print(f"  {note['seconds_ago']:.0f} s ago: {note['reason']}, tenant {note['tenant']}, {lane}")
 
 
 def lane_table(scheduler: dict[str, Any]) -> Table:
-    """The gateway's answer to GET /scheduler, one row per replica; a lane without any has a row too.
+    """One row per replica; a lane without any has a row too.
 
     Column `tokens`: outstanding tokens, reserved by the requests running on the replica.
     """
@@ -249,8 +274,9 @@ def lane_table(scheduler: dict[str, Any]) -> Table:
         own = (lane["lane"], lane["strategy"], str(lane["waiting"]))
         for one in lane["replicas"]:
             running = f"{one['running']} of {one['max_running']}"
-            ready = "yes" if one["ready"] else "no"
-            table.add_row(*own, one["replica"], ready, running, str(one["outstanding_tokens"]))
+            ready = "yes" if one["breaker"] == "closed" else f"breaker {one['breaker']}"
+            tokens = str(one["outstanding_tokens"])
+            table.add_row(*own, one["replica"], ready, running, tokens)
         if not lane["replicas"]:
             table.add_row(*own, "-", "no", "-", "-")
     return table

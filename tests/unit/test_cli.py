@@ -162,28 +162,55 @@ def test_status_when_ready_is_0_and_shows_lanes_and_replicas(monkeypatch: pytest
     replica = {
         "replica": "batched-1",
         "ready": True,
+        "breaker": "closed",
         "running": 3,
         "max_running": 16,
         "outstanding_tokens": 99,
     }
+    broken = replica | {"replica": "batched-2", "breaker": "open", "running": 0}
     lanes = [
-        {"lane": "batched", "strategy": "batched", "waiting": 7, "replicas": [replica]},
+        {"lane": "batched", "strategy": "batched", "waiting": 7, "replicas": [replica, broken]},
         {"lane": "empty", "strategy": "batched", "waiting": 0, "replicas": []},
     ]
-    answers = {"/health": b"", "/scheduler": json.dumps({"lanes": lanes}).encode()}
+    scheduler = {
+        "lanes": lanes,
+        "order": "priority",
+        "placement": "least_outstanding",
+        "gateways": ["g1", "g2"],
+        "leases": 3,
+        "waiting": 7,
+        "draining": False,
+        "waiting_by_band": {"high": 0, "normal": 7},
+        "waiting_by_tenant": {"acme": 7},
+        "refusals": {"queue_full": 2},
+        "leaving_replicas": ["batched-0"],
+        "last_refusals": [{"seconds_ago": 4.2, "reason": "queue_full", "tenant": "acme", "lane": None}],
+    }
+    answers = {"/health": b"", "/scheduler": json.dumps(scheduler).encode()}
     monkeypatch.setattr(cluster, "fetch", lambda url: answers[url.removeprefix("http://127.0.0.1:18999")])
     result = run("status")
     assert result.exit_code == 0
     rows = [line.split() for line in result.stdout.splitlines()]
     assert ["batched", "batched", "7", "batched-1", "yes", "3", "of", "16", "99"] in rows
     assert ["empty", "batched", "0", "-", "no", "-", "-"] in rows
-    assert json.loads(run("status", "--json").stdout)["scheduler"] == {"lanes": lanes}
+    assert ["batched", "batched", "7", "batched-2", "breaker", "open", "0", "of", "16", "99"] in rows
+    for line in (
+        "order priority, placement least_outstanding, 2 gateway(s), 3 running, 7 waiting",
+        "waiting by band: high 0, normal 7",
+        "waiting by tenant: acme 7",
+        "refused so far: queue_full 2",
+        "leaving: batched-0 until its streams end",
+        "4 s ago: queue_full, tenant acme, any lane",
+    ):
+        assert line in result.stdout
+    assert json.loads(run("status", "--json").stdout)["scheduler"] == scheduler
 
 
 def test_the_lane_table_fits_a_terminal_of_80_columns() -> None:
     replica = {
         "replica": "speculative-0a1b2c3d",
         "ready": True,
+        "breaker": "closed",
         "running": 16,
         "max_running": 16,
         "outstanding_tokens": 123456,
