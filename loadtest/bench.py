@@ -40,7 +40,7 @@ from loadtest.rundir import RunFile, RunInfo, RunStatus, StageRun
 from loadtest.sse_client import ClientSettings
 from loadtest.stage import Stage
 from loadtest.workload import DEFAULT_OUTPUT_TOKENS, WORKLOAD_NAMES
-from serving import machine
+from serving import machine, run_directory
 from serving.core.lane import Strategy
 from serving.progress import Say, progress
 
@@ -249,7 +249,7 @@ def main(
             )
         started_at = datetime.now(UTC)
         directory = _make_directory(out, runs_dir, plan.name, started_at)
-        rundir.point_latest_at(directory)
+        run_directory.point_latest_at(directory)
     except lab.LabError as error:
         click.echo(f"{error}\nIs the lab up? `tandem up` starts it.", err=True)
         sys.exit(EXIT_UNREACHABLE)
@@ -269,7 +269,7 @@ def _choose_lanes(description: Mapping[str, Any], wanted: tuple[str, ...]) -> li
 
 def _make_directory(out: Path | None, runs_dir: Path, name: str, started_at: datetime) -> Path:
     if out is None:
-        return rundir.create_run_dir(runs_dir, name, started_at)
+        return run_directory.create_run_dir(runs_dir, name, started_at)
     out.mkdir(parents=True, exist_ok=True)
     if any(out.iterdir()):
         raise ValueError(f"{out} is not empty; a run needs a directory of its own (--out)")
@@ -334,7 +334,7 @@ def _info(
         planned_requests=plan.num_requests,
         base_url=plan.base_url,
         machine=machine.describe(),
-        versions=rundir.installed_versions(),
+        versions=run_directory.installed_versions(),
         config=description["config"],
         model=description["model"],
         replicas=description["replicas"],
