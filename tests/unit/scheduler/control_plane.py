@@ -17,12 +17,27 @@ from serving.core.lane import Strategy
 from serving.http_server import serve_app
 from serving.scheduler import protocol
 from serving.scheduler.client import SchedulerClient
+from serving.scheduler.core import ReplicaVerdict
 from serving.scheduler.service import SchedulerService, build_app
 
 LANES = [
     LaneConfig(name="sequential", strategy=Strategy.SEQUENTIAL, max_num_seqs=1, takes_unpinned=False),
     LaneConfig(name="batched", strategy=Strategy.BATCHED, max_num_seqs=2),
 ]
+
+
+DEFAULT_SUBMIT: dict[str, Any] = {
+    "prompt_tokens": 9,
+    "max_output_tokens": 1,
+    "needs_plain_decoding": False,
+    "tenant": "default",
+    "band": 0,
+    "ttft_deadline_s": None,
+    "max_queue_s": None,
+    "prefix_blocks": (),
+    "age_s": 0.0,
+    "avoid_replica": None,
+}
 
 
 async def until(condition: Callable[[], bool], limit_s: float = 5) -> None:
@@ -144,8 +159,8 @@ class ControlPlane:
 class RawGateway:
     socket: aiohttp.ClientWebSocketResponse
 
-    async def submit(self, request_id: str, lane: str | None = None) -> None:
-        await self.say(protocol.Submit(request_id, lane, 9, 1, needs_plain_decoding=False))
+    async def submit(self, request_id: str, lane: str | None = None, **fields: Any) -> None:
+        await self.say(protocol.Submit(**DEFAULT_SUBMIT | {"request_id": request_id, "lane": lane} | fields))
 
     async def say(self, message: protocol.Message) -> None:
         await say(self.socket, message)
@@ -155,6 +170,19 @@ class RawGateway:
             await self.socket.receive_str(timeout=5)
         )
         return message
+
+
+def release(
+    request_id: str, verdict: ReplicaVerdict = ReplicaVerdict.HEALTHY, output_tokens: int | None = None
+) -> protocol.Release:
+    """The word that a request ended."""
+    return protocol.Release(request_id, verdict, None, output_tokens)
+
+
+async def hear_update(socket: aiohttp.ClientWebSocketResponse) -> protocol.ReplicaUpdate:
+    """The scheduler's next word to a replica."""
+    update: protocol.ReplicaUpdate = protocol.decode_replica_update(await socket.receive_str(timeout=5))
+    return update
 
 
 async def say(socket: aiohttp.ClientWebSocketResponse, message: protocol.Message) -> None:

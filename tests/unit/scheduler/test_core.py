@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from serving.core.errors import LeaseError, Reason
 from serving.core.lane import Strategy
 from serving.core.request import SchedulingRequest
-from serving.scheduler.core import SchedulerCore
+from serving.scheduler.core import ReplicaVerdict, RequestEnd, SchedulerCore
 from serving.scheduler.ledger import Lease
 from tests.unit.scheduler.examples import core, placed, replica, request
 
@@ -18,7 +20,7 @@ def refusal_of(made: SchedulerCore, asked: SchedulingRequest, now_s: float = 0.0
 
 
 def load_of(made: SchedulerCore, replica_id: str) -> tuple[int, int]:
-    (load,) = [load for load in made.loads() if load.info.replica_id == replica_id]
+    (load,) = [one.load for one in made.replicas() if one.info.replica_id == replica_id]
     return load.running, load.outstanding_tokens
 
 
@@ -207,10 +209,13 @@ def test_who_waited_too_long_is_refused_and_nobody_else() -> None:
         made.submit(request(name), at_s)
         made.dispatch(at_s)
     assert made.expire(10.9) == []
-    ((waiting, refusal),) = made.expire(11.1)
+    ((waiting, refusal),) = made.expire(11)
     assert waiting.request.request_id == "old"
     assert refusal.reason is Reason.QUEUE_TIMEOUT
-    assert refusal.message == "waited 10 s for a replica (scheduler.max_queue_wait_s)"
+    assert refusal.message == (
+        "waited 10.0 s for a replica; the limit was 10 s "
+        "(the request's deadline, x-max-queue-ms or scheduler.max_queue_wait_s)"
+    )
     assert made.refusals == {Reason.QUEUE_TIMEOUT: 1}
     assert (made.num_waiting, made.num_leases) == (1, 1)
     made.release("runs", 12)
@@ -297,12 +302,374 @@ def test_draining_refuses_the_new_and_serves_those_who_wait() -> None:
 
 def test_same_seed_same_placements() -> None:
     def run(seed: int) -> list[tuple[str, str]]:
-        made = SchedulerCore(max_waiting_requests=100, max_queue_wait_s=10, seed=seed)
-        for name in "abcd":
-            made.replica_ready(replica(name, max_running=5))
+        made = core(*(replica(name, max_running=5) for name in "abcd"), seed=seed)
         for number in range(20):
             made.submit(request(str(number)), 0)
         return placed(made)
 
     assert run(1) == run(1)
     assert run(1) != run(2)
+
+
+# Order, as the core puts it to work
+
+
+def run_one(made: SchedulerCore, name: str, *, starts_s: float, ends_s: float, **end: Any) -> None:
+    """A request that is placed at once and ends well."""
+    tenant = end.pop("tenant", "default")
+    assert made.submit(request(name, tenant=tenant, max_output_tokens=1000), starts_s) is None
+    assert [one for one, _ in placed(made, starts_s)] == [name]
+    made.release(name, ends_s, RequestEnd(**{"verdict": ReplicaVerdict.HEALTHY} | end))
+
+
+@pytest.mark.parametrize(
+    ("order", "served"),
+    [
+        ("fcfs", ["long", "short", "urgent", "high"]),
+        ("priority", ["high", "long", "short", "urgent"]),
+        ("sjf", ["short", "high", "urgent", "long"]),
+        ("edf", ["urgent", "long", "short", "high"]),
+    ],
+)
+def test_the_configured_order_decides(order: str, served: list[str]) -> None:
+    made = core(replica("r"), order=order, ageing_tokens_per_s=1)
+    made.adopt(Lease("busy", "r", 1))
+    made.submit(request("long", max_output_tokens=900, band=1), 0)
+    made.submit(request("short", max_output_tokens=10, band=1), 0)
+    made.submit(request("urgent", max_output_tokens=200, band=1, ttft_deadline_s=9.0), 0)
+    made.submit(request("high", max_output_tokens=100, band=0), 0)
+    made.release("busy", 0)
+    found = []
+    while granted := placed(made):
+        found += [name for name, _ in granted]
+        made.release(granted[0][0], 0)
+    assert found == served
+
+
+def test_fair_lets_a_tenant_with_little_past_one_with_much() -> None:
+    made = core(replica("r"), order="fair")
+    for number in range(5):
+        made.submit(request(f"much{number}", tenant="much"), 0)
+    made.submit(request("little", tenant="little"), 0)
+    assert placed(made) == [("much0", "r")]
+    made.release("much0", 1)
+    assert placed(made) == [("little", "r")]
+
+
+@pytest.mark.parametrize(
+    ("end", "output_tokens"),
+    [
+        (RequestEnd(ReplicaVerdict.HEALTHY, 0.1, 30), 30),
+        (RequestEnd(ReplicaVerdict.HEALTHY), 0),  # a 4xx of the engine
+        (RequestEnd(ReplicaVerdict.FAILED), 0),
+        (RequestEnd(ReplicaVerdict.FAILED, 0.1, 7), 7),
+        (RequestEnd(ReplicaVerdict.UNTOLD, 0.1, 7), 7),
+        (RequestEnd(ReplicaVerdict.UNTOLD), 50),  # nobody knows: what was predicted
+    ],
+)
+def test_fair_charges_what_a_request_was_served(end: RequestEnd, output_tokens: int) -> None:
+    """Seen by who goes next, against a tenant that was served as many tokens, and one more."""
+    for others_output, goes_first in ((output_tokens, "b2"), (output_tokens + 1, "a2")):
+        made = core(replica("r", max_running=2), order="fair")
+        for name in ("a1", "b1"):
+            made.submit(request(name, tenant=name[0], prompt_tokens=10, max_output_tokens=50), 0)
+        assert len(placed(made)) == 2
+        for name in ("b2", "a2"):  # of equals, the earlier
+            made.submit(request(name, tenant=name[0]), 0)
+        made.release("a1", 0, end)
+        made.release("b1", 0, RequestEnd(ReplicaVerdict.HEALTHY, 0.1, others_output))
+        assert placed(made)[0][0] == goes_first
+
+
+def test_output_is_predicted_by_tenant_and_only_from_answers_that_were_whole() -> None:
+    made = core(replica("r"), order="sjf", ageing_tokens_per_s=0)
+    run_one(made, "t1", starts_s=0, ends_s=1, tenant="terse", output_tokens=5)
+    run_one(made, "c1", starts_s=1, ends_s=2, tenant="chatty", output_tokens=500)
+    run_one(
+        made, "x1", starts_s=2, ends_s=3, tenant="terse", output_tokens=900, verdict=ReplicaVerdict.UNTOLD
+    )
+    made.adopt(Lease("busy", "r", 1))
+    for tenant in ("chatty", "unknown", "terse"):
+        made.submit(request(tenant, tenant=tenant, max_output_tokens=200), 3)
+    made.submit(request("told", tenant="terse", max_output_tokens=2), 3)
+    made.release("busy", 3)
+    found = []
+    while granted := placed(made, 3):
+        found.append(granted[0][0])
+        made.release(granted[0][0], 3)
+    assert found == ["told", "terse", "chatty", "unknown"]
+
+
+# Bands
+
+
+def test_the_lower_bands_leave_slots_and_places_to_the_higher_ones() -> None:
+    bands = [
+        {"name": "high", "reserved_share": 0.25},
+        {"name": "normal", "reserved_share": 0.25},
+        {"name": "low"},
+    ]
+    made = core(replica("r", max_running=4), max_waiting=4, order="priority", bands=bands, default_band="low")
+    names = {0: "high", 1: "normal", 2: "low"}
+    running, waiting = {0: 0, 1: 0, 2: 0}, {}
+    for band in (2, 1, 0):
+        while (
+            refusal_of(made, request(f"{names[band]}-{made.num_leases}-{made.num_waiting}", band=band))
+            is None
+        ):
+            running[band] += len(placed(made))
+        waiting[names[band]] = made.waiting_by_band()[names[band]]
+    assert running == {2: 2, 1: 1, 0: 1}
+    assert waiting == {"low": 2, "normal": 1, "high": 1}
+
+
+def test_reserved_shares_mean_nothing_where_bands_do_not_go_first() -> None:
+    bands = [{"name": "high", "reserved_share": 0.5}, {"name": "normal"}]
+    made = core(replica("r", max_running=2), bands=bands, order="fcfs")
+    for name in ("a", "b"):
+        made.submit(request(name, band=1), 0)
+    assert len(placed(made)) == 2
+
+
+def test_a_large_reserved_share_leaves_the_rest_and_not_nothing() -> None:
+    """1 - 0.9 is less than 0.1 to a computer."""
+    bands = [{"name": "high", "reserved_share": 0.9}, {"name": "normal"}]
+    made = core(replica("r"), max_waiting=10, bands=bands, order="priority")
+    made.adopt(Lease("busy", "r", 1))
+    assert refusal_of(made, request("a", band=1)) is None
+    assert refusal_of(made, request("b", band=1)) is Reason.QUEUE_FULL
+    made.withdraw("a", 0)
+    made.withdraw("busy", 0)
+
+
+# Admission, with what the core knows
+
+
+def test_one_tenant_cannot_fill_the_queue_for_the_others() -> None:
+    tenants = [{"name": "vip", "queue_share": 0.75}]
+    made = core(replica("r"), max_waiting=9, tenant_queue_share=0.25, tenants=tenants)
+    made.adopt(Lease("busy", "r", 1))
+    accepted = {}
+    for tenant in ("flood", "vip", "late"):
+        accepted[tenant] = 0
+        while (reason := refusal_of(made, request(f"{tenant}{accepted[tenant]}", tenant=tenant))) is None:
+            accepted[tenant] += 1
+        assert reason is (Reason.QUEUE_FULL if tenant == "late" else Reason.TENANT_OVER_SHARE)
+    assert accepted == {"flood": 2, "vip": 6, "late": 1}
+    assert made.waiting_by_tenant() == accepted
+
+
+def test_the_queue_is_bounded_by_tokens_too() -> None:
+    made = core(replica("r"), max_waiting_tokens=100)
+    made.adopt(Lease("busy", "r", 1))
+    assert refusal_of(made, request("a", tokens=60)) is None
+    assert refusal_of(made, request("b", tokens=41)) is Reason.QUEUE_FULL
+    assert refusal_of(made, request("c", tokens=40)) is None
+    assert refusal_of(made, request("d", tokens=101)) is Reason.REQUEST_TOO_LONG
+    made.withdraw("a", 0)
+    assert refusal_of(made, request("e", tokens=60)) is None
+
+
+def test_a_deadline_is_judged_by_who_is_ahead_in_the_policys_order() -> None:
+    """Requests hold the one slot for 4 s, so with two ahead the third begins after 12 s or so."""
+    made = core(replica("r"), order="edf", max_queue_wait_s=600)
+    for number in range(3):
+        run_one(made, f"done{number}", starts_s=4 * number, ends_s=4 * number + 4, first_token_s=1.0)
+    made.adopt(Lease("busy", "r", 1))
+    for name in ("a", "b"):
+        assert refusal_of(made, request(name, ttft_deadline_s=50.0), 12) is None
+    assert refusal_of(made, request("c", ttft_deadline_s=55.0, age_s=45.0), 12) is None, "it goes first"
+    assert refusal_of(made, request("d", ttft_deadline_s=4.5), 12) is Reason.DEADLINE_UNREACHABLE
+    assert refusal_of(made, request("e", max_queue_s=12.0), 12) is Reason.DEADLINE_UNREACHABLE
+    assert refusal_of(made, request("f", max_queue_s=17.0), 12) is None
+
+
+def test_a_slow_first_answer_does_not_lock_everyone_out() -> None:
+    made = core(replica("r"))
+    run_one(made, "cold", starts_s=0, ends_s=9, first_token_s=8.0)
+    assert refusal_of(made, request("a", ttft_deadline_s=1.0), 9) is None
+
+
+def test_run_now_or_be_refused() -> None:
+    made = core(replica("r"))
+    assert refusal_of(made, request("a", max_queue_s=0.0)) is None
+    assert placed(made) == [("a", "r")]
+    assert refusal_of(made, request("b", max_queue_s=0.0)) is Reason.DEADLINE_UNREACHABLE
+    assert made.expire(0) == []
+
+
+def test_nobody_is_run_now_while_the_scheduler_settles() -> None:
+    made = core(replica("r"), settled_at_s=3)
+    assert refusal_of(made, request("a", max_queue_s=0.0), 1) is Reason.DEADLINE_UNREACHABLE
+
+
+@pytest.mark.parametrize(
+    ("fields", "gives_up_at_s"),
+    [
+        ({}, 10),
+        ({"max_queue_s": 3.0}, 3),
+        ({"max_queue_s": 30.0}, 10),
+        ({"ttft_deadline_s": 4.0}, 4),
+        ({"ttft_deadline_s": 4.0, "max_queue_s": 3.0}, 3),
+        ({"max_queue_s": 3.0, "age_s": 1.0}, 2),
+    ],
+)
+def test_each_waits_as_long_as_it_may(fields: dict[str, Any], gives_up_at_s: float) -> None:
+    made = core(replica("r"))
+    made.adopt(Lease("busy", "r", 1))
+    assert refusal_of(made, request("a", **fields)) is None
+    assert made.expire(gives_up_at_s - 0.01) == []
+    ((expired, refusal),) = made.expire(gives_up_at_s)
+    assert (expired.request.request_id, refusal.reason) == ("a", Reason.QUEUE_TIMEOUT)
+
+
+def test_refusals_are_remembered_for_the_status_page() -> None:
+    made = core(replica("r"), max_waiting=0)
+    made.adopt(Lease("busy", "r", 1))
+    for number in range(25):
+        made.submit(request(str(number), "batched", tenant=f"t{number}"), number)
+    assert made.refusals == {Reason.QUEUE_FULL: 25}
+    assert len(made.last_refusals) == 20
+    last = made.last_refusals[-1]
+    assert (last.at_s, last.reason, last.tenant, last.lane) == (24, Reason.QUEUE_FULL, "t24", "batched")
+
+
+def test_advice_forgets_how_fast_the_lab_once_was() -> None:
+    made = core(replica("r"), max_waiting=0, max_queue_wait_s=600)
+    for tenth in range(20):
+        run_one(made, f"fast{tenth}", starts_s=tenth / 10, ends_s=tenth / 10)
+    for number in range(3):
+        run_one(made, f"slow{number}", starts_s=100, ends_s=100 + 8 * number)
+    made.adopt(Lease("busy", "r", 1))
+    refusal = made.submit(request("a"), 118)
+    assert refusal is not None
+    assert refusal.retry_after_s == 6, "three in the last 18 s"
+
+
+# Replicas that break
+
+
+def fail(made: SchedulerCore, name: str, now_s: float) -> str:
+    """A request that is placed and fails; where."""
+    made.submit(request(name), now_s)
+    ((_, where),) = placed(made, now_s)
+    made.release(name, now_s, RequestEnd(ReplicaVerdict.FAILED))
+    return where
+
+
+def test_a_replica_that_fails_in_a_row_is_left_alone_then_tried_with_one_request() -> None:
+    made = core(replica("r", max_running=4), breaker_failures=3, breaker_cooldown_s=2)
+    for number in range(3):
+        fail(made, f"f{number}", 0)
+    for name in ("a", "b", "c"):
+        assert refusal_of(made, request(name)) is None, "it is ready, only not trusted"
+    assert placed(made, 1.9) == []
+    assert placed(made, 2) == [("a", "r")]
+    assert placed(made, 9) == [], "one probe"
+    made.release("a", 9, RequestEnd(ReplicaVerdict.HEALTHY))
+    assert placed(made, 9) == [("b", "r"), ("c", "r")]
+
+
+def test_a_probe_whose_client_leaves_makes_way_for_another() -> None:
+    made = core(replica("r", max_running=4), breaker_failures=1, breaker_cooldown_s=2)
+    fail(made, "f", 0)
+    for name in ("a", "b"):
+        made.submit(request(name), 2)
+    assert placed(made, 2) == [("a", "r")]
+    made.withdraw("a", 2)
+    assert placed(made, 2) == [("b", "r")]
+
+
+def test_a_clients_mistake_never_opens_a_breaker() -> None:
+    made = core(replica("r"), breaker_failures=1)
+    for number in range(5):
+        run_one(made, f"bad{number}", starts_s=number, ends_s=number, output_tokens=None)
+    assert made.replicas()[0].breaker.failures == 0
+
+
+def test_others_take_over_from_a_replica_that_fails() -> None:
+    made = core(replica("r1", max_running=9), replica("r2", max_running=9), breaker_failures=1)
+    broken = fail(made, "f", 0)
+    for name in "abcd":
+        made.submit(request(name), 1)
+    assert broken not in {where for _, where in placed(made, 1)}
+
+
+def test_the_end_of_a_lease_on_a_replica_that_is_gone_judges_nobody() -> None:
+    made = core(replica("r"), breaker_failures=1)
+    made.submit(request("a"), 0)
+    made.dispatch(0)
+    made.replica_gone("r")
+    made.release("a", 1, RequestEnd(ReplicaVerdict.FAILED))
+    made.replica_ready(replica("r"))
+    assert (made.replicas()[0].breaker.failures, load_of(made, "r")) == (0, (0, 0))
+
+
+# Reroutes
+
+
+def test_a_rerouted_request_avoids_the_replica_that_failed_it() -> None:
+    made = core(replica("dead"), replica("busy"))
+    made.adopt(Lease("held", "busy", 1))
+    made.submit(request("a", avoid_replica="dead"), 0)
+    assert placed(made) == [], "another is ready, only full"
+    made.release("held", 1)
+    assert placed(made, 1) == [("a", "busy")]
+
+
+def test_a_rerouted_request_goes_back_when_there_is_no_other() -> None:
+    made = core(replica("only"))
+    made.submit(request("a", avoid_replica="only"), 0)
+    assert placed(made) == [("a", "only")]
+
+
+@pytest.mark.parametrize("order", ["fcfs", "priority", "sjf", "edf", "fair"])
+def test_a_rerouted_request_keeps_its_place(order: str) -> None:
+    made = core(replica("r"), order=order)
+    made.adopt(Lease("busy", "r", 1))
+    made.submit(request("first"), 4)
+    made.submit(request("second"), 5)
+    made.submit(request("again", age_s=3.0), 6)
+    made.release("busy", 6)
+    assert placed(made, 6) == [("again", "r")]
+
+
+def test_how_long_a_rerouted_request_waited_counts_from_its_first_arrival() -> None:
+    made = core(replica("r"))
+    made.submit(request("a", age_s=3.0), 6)
+    (grant,) = made.dispatch(7)
+    assert grant.waited_s == 4
+
+
+# What autoscaling goes by
+
+
+def test_demand_is_what_is_booked_and_an_even_part_of_what_waits() -> None:
+    made = core(
+        replica("b1"),
+        replica("b2"),
+        replica("s", "sequential", Strategy.SEQUENTIAL, takes_unpinned=False),
+        max_queue_wait_s=600,
+    )
+    made.adopt(Lease("x", "b1", 100))
+    made.adopt(Lease("y", "b2", 50))
+    made.adopt(Lease("z", "s", 7))
+    assert made.demand_tokens() == {"b1": 100, "b2": 50, "s": 7}
+    made.submit(request("pinned", "batched", tokens=40), 0)
+    made.submit(request("free", tokens=20), 0)
+    made.submit(request("one", "sequential", tokens=9), 0)
+    assert made.demand_tokens() == {"b1": 130, "b2": 80, "s": 16}
+
+
+def test_what_may_go_to_either_of_two_lanes_is_counted_once() -> None:
+    made = core(replica("b"), replica("d", "speculative", Strategy.SPECULATIVE))
+    made.adopt(Lease("x", "b", 1))
+    made.adopt(Lease("y", "d", 1))
+    made.submit(request("free", tokens=20), 0)
+    assert made.demand_tokens() == {"b": 11, "d": 11}
+
+
+def test_without_replicas_there_is_no_demand_to_report() -> None:
+    made = core(settled_at_s=3)
+    made.submit(request("a"), 0)
+    assert made.demand_tokens() == {}

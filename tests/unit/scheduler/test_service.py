@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 
 import aiohttp
+import anyio
 import pytest
 from aiohttp import web
 
@@ -14,9 +16,18 @@ from serving.core.request import SchedulingRequest
 from serving.scheduler import client as client_module
 from serving.scheduler import service as service_module
 from serving.scheduler.client import SchedulerClient
-from serving.scheduler.protocol import Granted, HeldLease, Refused, Release, Withdraw
+from serving.scheduler.core import ReplicaVerdict, RequestEnd
+from serving.scheduler.protocol import Granted, HeldLease, Refused, ReplicaLeaving, ReplicaUpdate, Withdraw
 from serving.telemetry.registry import exposition
-from tests.unit.scheduler.control_plane import ControlPlane, RawGateway, control_plane, until
+from tests.unit.scheduler.control_plane import (
+    ControlPlane,
+    RawGateway,
+    control_plane,
+    hear_update,
+    release,
+    say,
+    until,
+)
 from tests.unit.scheduler.examples import request
 
 pytestmark = pytest.mark.anyio
@@ -43,7 +54,8 @@ class Holder:
         self.task = asyncio.create_task(self._hold(client, asked))
 
     async def _hold(self, client: SchedulerClient, asked: SchedulingRequest) -> None:
-        async with client.lease(asked) as self.granted:
+        async with client.lease(asked) as held:
+            self.granted = held.granted
             await self._end.wait()
 
     @property
@@ -77,8 +89,8 @@ async def test_a_lease_is_booked_for_the_length_of_the_block() -> None:
         plane.replica("r1", url="http://127.0.0.1:5"),
         plane.client() as client,
     ):
-        async with client.lease(request("a", tokens=30)) as granted:
-            assert granted == Granted("a", "r1", "batched", "http://127.0.0.1:5")
+        async with client.lease(request("a", tokens=30)) as held:
+            assert held.granted == Granted("a", "r1", "batched", "http://127.0.0.1:5")
             (replica,) = plane.lane("batched")["replicas"]
             assert (replica["running"], replica["outstanding_tokens"]) == (1, 30)
         await until(lambda: plane.counts == (0, 0))
@@ -129,7 +141,7 @@ async def test_who_waits_too_long_is_refused() -> None:
         waiting = Holder(client, request("b", "sequential"))
         await until(lambda: plane.counts == (1, 1))
         plane.clock.now_s += 31
-        with pytest.raises(RefusedError, match="waited 30 s") as caught:
+        with pytest.raises(RefusedError, match=r"waited 31\.0 s") as caught:
             await waiting.task
         assert caught.value.reason is Reason.QUEUE_TIMEOUT
         assert plane.counts == (0, 1), "who runs is not touched by the age of its lease"
@@ -180,6 +192,57 @@ async def test_a_request_that_cannot_be_told_fails_alone() -> None:
             assert plane.counts == (0, 1)
 
 
+async def test_all_that_a_client_may_say_reaches_the_scheduler() -> None:
+    said = request(
+        "a",
+        "sequential",
+        tenant="t",
+        band=1,
+        ttft_deadline_s=5.0,
+        max_queue_s=7.0,
+        prefix_blocks=(1, 2),
+        age_s=1.0,
+        avoid_replica="r9",
+    )
+    async with control_plane() as plane, plane.replica("s", "sequential"), plane.client() as client:
+        running = Holder(client, request("b", "sequential"))
+        await until(lambda: running.has_lease)
+        waiting = Holder(client, said)
+        await until(lambda: plane.counts == (1, 1))
+        (heard_of,) = plane.service._core._queue  # noqa: SLF001 - no page shows all of it
+        known = heard_of.request
+        assert known.age_s >= said.age_s
+        assert replace(known, age_s=1.0, predicted_output_tokens=0) == said
+        assert plane.status["waiting_by_tenant"] == {"t": 1}
+        assert plane.status["waiting_by_band"] == {"high": 0, "normal": 1, "low": 0}
+        await running.end()
+        await until(lambda: waiting.has_lease)
+        await waiting.end()
+
+
+async def test_verdicts_reach_the_breaker() -> None:
+    async with (
+        control_plane(breaker_failures=2) as plane,
+        plane.replica("r1"),
+        plane.client() as client,
+    ):
+        for number in range(2):
+            async with client.lease(request(str(number))) as held:
+                held.end = RequestEnd(ReplicaVerdict.FAILED)
+        await until(lambda: plane.counts == (0, 0))
+        (replica,) = plane.lane("batched")["replicas"]
+        assert (replica["breaker"], replica["failures_in_a_row"]) == ("open", 2)
+        assert b'tandem_breaker_state{lane="batched",replica="r1"} 2.0' in exposition(
+            plane.service.metrics.registry
+        )
+        plane.clock.now_s += 5
+        async with client.lease(request("probe")) as held:
+            (replica,) = plane.lane("batched")["replicas"]
+            assert replica["breaker"] == "half_open"
+            held.end = RequestEnd(ReplicaVerdict.HEALTHY)
+        await until(lambda: plane.lane("batched")["replicas"][0]["breaker"] == "closed")
+
+
 # The channel
 
 
@@ -189,7 +252,7 @@ async def test_a_grant_that_crosses_a_withdrawal_is_given_back() -> None:
         await gateway.say(Withdraw("a"))
         await gateway.submit("b", "sequential")
         await heard(gateway, "a", "b")
-        await gateway.say(Release("b"))
+        await gateway.say(release("b"))
 
 
 async def test_a_withdrawal_that_crosses_a_refusal_does_nothing() -> None:
@@ -206,14 +269,14 @@ async def test_a_double_release_is_counted_and_takes_nobody_down() -> None:
         for request_id in ("a", "b"):
             await gateway.submit(request_id)
         await heard(gateway, "a", "b")
-        await gateway.say(Release("a"))
-        await gateway.say(Release("a"))
+        await gateway.say(release("a"))
+        await gateway.say(release("a"))
         await gateway.submit("c")
         await heard(gateway, "c")
         assert plane.counts == (0, 2)
         assert b"tandem_lease_errors_total 1.0" in exposition(plane.service.metrics.registry)
         for request_id in ("b", "c"):
-            await gateway.say(Release(request_id))
+            await gateway.say(release(request_id))
 
 
 async def test_a_gateway_that_vanishes_gives_back_all_it_had() -> None:
@@ -227,7 +290,7 @@ async def test_a_gateway_that_vanishes_gives_back_all_it_had() -> None:
         await heard(stays, "c")
         assert plane.counts == (0, 1)
         assert plane.status["gateways"] == ["stays"]
-        await stays.say(Release("c"))
+        await stays.say(release("c"))
 
 
 async def test_of_ended_requests_nothing_is_kept(caplog: pytest.LogCaptureFixture) -> None:
@@ -239,7 +302,7 @@ async def test_of_ended_requests_nothing_is_kept(caplog: pytest.LogCaptureFixtur
             await heard(gateway, "runs")
             assert isinstance(await gateway.hear(), Refused)
             await gateway.say(Withdraw("waits"))
-            await gateway.say(Release("runs"))
+            await gateway.say(release("runs"))
             await until(lambda: plane.counts == (0, 0))
         await until(lambda: plane.status["gateways"] == [])
     assert "gateway g left with 0 requests" in caplog.text
@@ -257,12 +320,12 @@ async def test_garbage_ends_its_senders_channel_and_no_other() -> None:
         await until(lambda: plane.status["gateways"] == ["good"])
         await good.submit("b")
         await heard(good, "b")
-        await good.say(Release("b"))
+        await good.say(release("b"))
 
 
 async def test_a_channel_begins_with_a_hello() -> None:
     async with control_plane() as plane, plane.connected() as socket:
-        await socket.send_str('{"type": "release", "request_id": "a"}')
+        await socket.send_str('{"type": "withdraw", "request_id": "a"}')
         message = await socket.receive(timeout=5)
         assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, 1002)
 
@@ -287,8 +350,8 @@ async def test_a_reconnecting_gateway_holds_what_it_says_it_holds() -> None:
             assert replica["running"] == 1
             await old.socket.close()
             assert plane.counts == (0, 2), "the end of the old connection says nothing about the new one"
-            await new.say(Release("b"))
-            await other.say(Release("c"))
+            await new.say(release("b"))
+            await other.say(release("c"))
             await until(lambda: plane.counts == (0, 0))
 
 
@@ -320,6 +383,48 @@ async def test_a_silent_scheduler_is_left_and_tried_again(monkeypatch: pytest.Mo
     async with plane.client():
         await until(lambda: connections >= 3)
     await runner.cleanup()
+
+
+# No scheduler
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "ALONE_LIMIT_S", 0.05)
+    monkeypatch.setattr(client_module, "ALONE_TICK_S", 0.005)
+
+
+@pytest.mark.usefixtures("alone")
+async def test_without_a_scheduler_nobody_waits_for_ever() -> None:
+    async with control_plane() as plane, plane.replica("s", "sequential"), plane.client() as client:
+        running = Holder(client, request("a", "sequential"))
+        await until(lambda: running.has_lease)
+        waiting = Holder(client, request("b", "sequential"))
+        await until(lambda: plane.counts == (1, 1))
+        await plane.stop()
+        with pytest.raises(RefusedError, match=r"has not been reachable for 0\.05 s") as caught:
+            await waiting.task
+        assert (caught.value.reason, caught.value.retry_after_s) == (Reason.SCHEDULER_UNREACHABLE, 1)
+        assert not running.task.done(), "who runs needs no scheduler"
+        await plane.start()
+        await until(lambda: plane.counts == (0, 1))
+        await running.end()
+
+
+async def test_who_may_not_wait_is_refused_as_soon_as_the_scheduler_is_missed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_module, "ALONE_TICK_S", 0.005)
+    async with control_plane() as plane, plane.client() as client:
+        await plane.stop()
+        patient = Holder(client, request("patient"))
+        with pytest.raises(RefusedError, match="for 0 s") as caught:
+            async with client.lease(request("now", max_queue_s=0.0)):
+                pass
+        assert caught.value.reason is Reason.SCHEDULER_UNREACHABLE
+        assert not patient.task.done()
+        await patient.leave()
+        await plane.start()
 
 
 # A scheduler that restarts
@@ -361,9 +466,9 @@ async def test_a_new_scheduler_places_nothing_before_all_have_reported() -> None
         async with plane.gateway("late", HeldLease("held", "s", 10)) as late:
             plane.clock.now_s += 4
             await until(lambda: plane.counts == (1, 1))
-            await late.say(Release("held"))
+            await late.say(release("held"))
             await heard(early, "a")
-            await early.say(Release("a"))
+            await early.say(release("a"))
             await until(lambda: plane.counts == (0, 0))
 
 
@@ -374,7 +479,7 @@ async def test_settling_ends_by_itself() -> None:
         await until(lambda: plane.counts == (1, 0))
         plane.clock.now_s += 4
         await heard(gateway, "a")
-        await gateway.say(Release("a"))
+        await gateway.say(release("a"))
 
 
 # Replicas
@@ -389,7 +494,46 @@ async def test_a_replica_that_leaves_gets_nothing_more() -> None:
         await gateway.submit("b")
         assert isinstance(await gateway.hear(), Refused)
         assert plane.counts == (0, 1), "the lease lives until its holder lets go"
-        await gateway.say(Release("a"))
+        await gateway.say(release("a"))
+
+
+async def test_a_replica_that_is_leaving_gets_nothing_more_and_keeps_its_streams() -> None:
+    async with control_plane() as plane, plane.gateway("g") as gateway:
+        async with plane.replica("s", "sequential") as replica:
+            for request_id in ("runs", "waits"):
+                await gateway.submit(request_id, "sequential")
+            await heard(gateway, "runs")
+            await say(replica, ReplicaLeaving())
+            await until(lambda: plane.status["leaving_replicas"] == ["s"])
+            assert not plane.is_ready("s")
+            assert plane.counts == (1, 1)
+            async with plane.replica("s2", "sequential"):
+                await heard(gateway, "waits")
+                await gateway.say(release("runs"))
+                await gateway.say(release("waits"))
+                await until(lambda: plane.counts == (0, 0))
+        await until(lambda: plane.status["leaving_replicas"] == [])
+
+
+@pytest.mark.usefixtures("ticking")
+async def test_a_replica_hears_what_is_booked_on_it_and_what_waits_for_it() -> None:
+    async with (
+        control_plane() as plane,
+        plane.replica("s", "sequential") as replica,
+        plane.gateway("g") as gateway,
+    ):
+        for request_id in ("runs", "waits"):
+            await gateway.submit(request_id, "sequential")
+        await heard(gateway, "runs")
+        with anyio.fail_after(5):
+            while await hear_update(replica) != ReplicaUpdate(20, has_grace=True):
+                pass
+        await say(replica, ReplicaLeaving())
+        with anyio.fail_after(5):
+            while (await hear_update(replica)).outstanding_tokens != 0:
+                pass
+        await gateway.say(Withdraw("waits"))
+        await gateway.say(release("runs"))
 
 
 async def test_a_replica_that_reconnects_outlives_its_old_connection() -> None:
@@ -414,7 +558,7 @@ async def test_a_new_replica_takes_those_who_wait() -> None:
             assert isinstance(message, Granted)
             assert (message.request_id, message.replica_id) == ("b", "s2")
         for request_id in ("a", "b"):
-            await gateway.say(Release(request_id))
+            await gateway.say(release(request_id))
 
 
 # Drain and pages
@@ -425,17 +569,32 @@ async def test_drain_waits_for_all_and_says_whether_all_ended() -> None:
         for request_id in ("runs", "waits"):
             await gateway.submit(request_id, "sequential")
         await heard(gateway, "runs")
-        assert not await plane.service.drain(timeout_s=0.01)
-        draining = asyncio.create_task(plane.service.drain(timeout_s=5))
+        draining = asyncio.create_task(plane.service.drain())
+        await until(lambda: plane.status["draining"])
         await gateway.submit("late", "sequential")
         message = await gateway.hear()
         assert isinstance(message, Refused)
         assert message.reason is Reason.DRAINING
-        await gateway.say(Release("runs"))
+        await gateway.say(release("runs"))
         await heard(gateway, "waits")
         assert not draining.done()
-        await gateway.say(Release("waits"))
+        await gateway.say(release("waits"))
         assert await draining
+
+
+async def test_drain_ends_at_its_limit_and_tells_replicas_to_wait_no_longer() -> None:
+    async with (
+        control_plane(drain_timeout_s=0.01) as plane,
+        plane.replica("s", "sequential") as replica,
+        plane.gateway("g") as gateway,
+    ):
+        await gateway.submit("runs", "sequential")
+        await heard(gateway, "runs")
+        assert not await plane.service.drain()
+        assert await hear_update(replica) == ReplicaUpdate(10, has_grace=False)
+        await gateway.say(release("runs"))
+        await until(lambda: plane.counts == (0, 0))
+        assert await plane.service.drain()
 
 
 async def test_drain_counts_those_who_still_wait() -> None:
@@ -445,14 +604,14 @@ async def test_drain_counts_those_who_still_wait() -> None:
                 await gateway.submit(request_id, "sequential")
             await heard(gateway, "runs")
         await until(lambda: not plane.is_ready("s"))
-        await gateway.say(Release("runs"))
+        await gateway.say(release("runs"))
         await until(lambda: plane.counts == (1, 0))
-        assert not await plane.service.drain(timeout_s=0.01)
-        draining = asyncio.create_task(plane.service.drain(timeout_s=5))
+        draining = asyncio.create_task(plane.service.drain())
+        await until(lambda: plane.status["draining"])
         async with plane.replica("s2", "sequential"):
             await heard(gateway, "waits")
             assert not draining.done()
-            await gateway.say(Release("waits"))
+            await gateway.say(release("waits"))
             assert await draining
 
 
@@ -485,5 +644,33 @@ async def test_pages_and_metrics() -> None:
         assert 'tandem_outstanding_tokens{lane="batched",replica="r1"} 10.0' in text
         assert 'tandem_replica_ready{lane="batched",replica="r1"} 1.0' in text
         assert 'tandem_waiting_requests{lane="any"} 0.0' in text
+        assert 'tandem_waiting_by_band_requests{band="high"} 0.0' in text
+        assert 'tandem_breaker_state{lane="batched",replica="r1"} 0.0' in text
         assert 'tandem_queue_wait_seconds_count{lane="batched"} 1.0' in text
-        await gateway.say(Release("a"))
+        await gateway.say(release("a"))
+
+
+async def test_the_status_page_tells_who_waits_and_who_was_refused() -> None:
+    async with (
+        control_plane(max_waiting_requests=30, order="fair", placement="power_of_two") as plane,
+        plane.replica("s", "sequential"),
+        plane.gateway("g") as gateway,
+    ):
+        await gateway.submit("runs", "sequential")
+        await heard(gateway, "runs")
+        for number in range(30):
+            tenant = "many" if number < 9 else f"t{number}"
+            await gateway.submit(f"w{number}", "sequential", tenant=tenant, band=2)
+        await gateway.submit("too-many", "sequential", tenant="late")
+        message = await gateway.hear()
+        assert isinstance(message, Refused)
+        plane.clock.now_s += 3
+        status = plane.status
+        assert (status["order"], status["placement"]) == ("fair", "power_of_two")
+        assert status["waiting_by_band"] == {"high": 0, "normal": 0, "low": 30}
+        assert len(status["waiting_by_tenant"]) == 21
+        assert status["waiting_by_tenant"]["many"] == 9
+        assert status["waiting_by_tenant"]["other"] == 2
+        assert status["last_refusals"] == [
+            {"seconds_ago": 3.0, "reason": "queue_full", "tenant": "late", "lane": "sequential"}
+        ]
