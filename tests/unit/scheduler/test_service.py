@@ -251,7 +251,7 @@ async def test_garbage_ends_its_senders_channel_and_no_other() -> None:
             await bad.submit("a")
             await heard(bad, "a")
             await bad.socket.send_str('{"type": "submit"}')
-            message = await bad.socket.receive(timeout=5)
+            message = await bad.socket.receive(timeout=20)
             assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, 1008)
             assert "request_id" in str(message.extra)
         await until(lambda: plane.status["gateways"] == ["good"])
@@ -263,7 +263,7 @@ async def test_garbage_ends_its_senders_channel_and_no_other() -> None:
 async def test_a_channel_begins_with_a_hello() -> None:
     async with control_plane() as plane, plane.connected() as socket:
         await socket.send_str('{"type": "release", "request_id": "a"}')
-        message = await socket.receive(timeout=5)
+        message = await socket.receive(timeout=20)
         assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, 1002)
 
 
@@ -426,7 +426,7 @@ async def test_drain_waits_for_all_and_says_whether_all_ended() -> None:
             await gateway.submit(request_id, "sequential")
         await heard(gateway, "runs")
         assert not await plane.service.drain(timeout_s=0.01)
-        draining = asyncio.create_task(plane.service.drain(timeout_s=5))
+        draining = asyncio.create_task(plane.service.drain(timeout_s=20))
         await gateway.submit("late", "sequential")
         message = await gateway.hear()
         assert isinstance(message, Refused)
@@ -448,7 +448,7 @@ async def test_drain_counts_those_who_still_wait() -> None:
         await gateway.say(Release("runs"))
         await until(lambda: plane.counts == (1, 0))
         assert not await plane.service.drain(timeout_s=0.01)
-        draining = asyncio.create_task(plane.service.drain(timeout_s=5))
+        draining = asyncio.create_task(plane.service.drain(timeout_s=20))
         async with plane.replica("s2", "sequential"):
             await heard(gateway, "waits")
             assert not draining.done()
