@@ -57,6 +57,10 @@ ERROR_SHAPES: dict[Reason, ErrorShape] = {
 }
 
 
+# What the scheduler refuses with; all are exported as counters from the start, at 0.
+SCHEDULER_REASONS = (Reason.QUEUE_FULL, Reason.NO_REPLICA_READY, Reason.DRAINING, Reason.QUEUE_TIMEOUT)
+
+
 class TandemError(Exception):
     """Base of every error Tandem raises on purpose."""
 
