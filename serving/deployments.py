@@ -22,6 +22,7 @@ from fastapi import FastAPI
 from prometheus_client import start_http_server
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, HTTPOptions
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatus
 
@@ -158,7 +159,11 @@ def _prepare_process() -> None:
 
 def _scheduler_address(scheduler: DeploymentHandle) -> Callable[[], Any]:
     async def address() -> str:
-        return str(await scheduler.address.remote())
+        try:
+            return str(await scheduler.address.remote())
+        except (ray.exceptions.RayError, RayServeException) as error:
+            # Between two schedulers there is none to ask; the channel tries again.
+            raise ConnectionError(f"no scheduler to ask: {error}") from error
 
     return address
 

@@ -65,6 +65,18 @@ ERROR_SHAPES: dict[Reason, ErrorShape] = {
 }
 
 
+# What the scheduler refuses with; all are exported as counters from the start, at 0.
+SCHEDULER_REASONS = (
+    Reason.QUEUE_FULL,
+    Reason.TENANT_OVER_SHARE,
+    Reason.DEADLINE_UNREACHABLE,
+    Reason.REQUEST_TOO_LONG,
+    Reason.NO_REPLICA_READY,
+    Reason.DRAINING,
+    Reason.QUEUE_TIMEOUT,
+)
+
+
 class TandemError(Exception):
     """Base of every error Tandem raises on purpose."""
 

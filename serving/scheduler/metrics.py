@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from serving.core import metric_names as names
+from serving.core.errors import SCHEDULER_REASONS
 from serving.scheduler.breaker import BreakerState
 from serving.scheduler.core import SchedulerCore
 from serving.telemetry import registry as make
@@ -34,8 +35,8 @@ class _CoreCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         refusals = CounterMetricFamily(names.REFUSALS.name, names.REFUSALS.help, labels=names.REFUSALS.labels)
-        for reason, count in self._core.refusals.items():
-            refusals.add_metric([reason], count)
+        for reason in SCHEDULER_REASONS:
+            refusals.add_metric([reason], self._core.refusals[reason])
         waiting = _gauge(names.WAITING)
         counts = self._core.waiting_by_lane()
         for lane in (*self._lanes, None):

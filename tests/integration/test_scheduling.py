@@ -43,7 +43,7 @@ def test_the_sequential_lane_never_overlaps_by_the_engine_s_own_instants(lab: Ru
 
 def test_requests_wait_in_the_scheduler_and_not_in_the_engine(lab: RunningLab) -> None:
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        answers = pool.submit(ask_all, lab, "sim:sequential", 8)
+        answers = pool.submit(ask_all, lab, "sim:sequential", 8, max_tokens=60)
         deepest = 0
         while not answers.done():
             deepest = max(deepest, lab.get("/scheduler")["waiting"])
@@ -52,13 +52,15 @@ def test_requests_wait_in_the_scheduler_and_not_in_the_engine(lab: RunningLab) -
 
 
 def test_both_replicas_of_a_lane_are_used_evenly(lab: RunningLab) -> None:
-    answers = ask_all(lab, "sim:batched", 8)
+    answers = ask_all(lab, "sim:batched", 8, max_tokens=150)
     by_replica = [answer.headers["x-tandem-replica"] for answer in answers]
     assert {by_replica.count(replica) for replica in by_replica} == {4}
 
 
 def test_every_process_is_found_and_exports_its_metrics_with_labels(lab: RunningLab) -> None:
     ask_all(lab, "sim:batched", 2)
+    lab.post("/v1/completions", {"model": "sim:batched", "prompt": "x", "max_tokens": 5, "stream": True})
+    lab.post("/v1/completions", {"model": "nope", "prompt": "x"})
     targets = lab.get("/targets")
     roles = sorted(target["labels"]["role"] for target in targets)
     assert roles == ["gateway", "replica", "replica", "replica", "replica", "scheduler"]

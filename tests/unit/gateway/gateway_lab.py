@@ -123,7 +123,7 @@ class GatewayLab:
         task = asyncio.create_task(caller.call(self.app))
         try:
             yield caller
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 await task
         finally:
             task.cancel()

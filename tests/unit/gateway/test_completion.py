@@ -221,7 +221,7 @@ async def test_a_replica_that_is_not_there_is_a_502() -> None:
 
 
 async def test_a_replica_that_takes_no_connection_is_a_504_that_names_the_limit() -> None:
-    async with gateway_lab(connect_timeout_s=0.05) as lab:
+    async with gateway_lab(connect_timeout_s=0.5) as lab:
         # A listener whose queue is full: the kernel answers no further connection.
         with socket.socket() as full, socket.socket() as first:
             full.bind(("127.0.0.1", 0))
@@ -246,7 +246,7 @@ async def test_a_replica_that_takes_no_connection_is_a_504_that_names_the_limit(
                 await asyncio.gather(*tasks)
         (failed,) = [caller for caller in callers if caller.status != 200]
         assert (failed.status, failed.error_code) == (504, "upstream_timeout")
-        assert "gateway.connect_timeout_s=0.05" in failed.json["error"]["message"]
+        assert "gateway.connect_timeout_s=0.5" in failed.json["error"]["message"]
 
 
 # An engine that falls silent

@@ -40,7 +40,7 @@ DEFAULT_SUBMIT: dict[str, Any] = {
 }
 
 
-async def until(condition: Callable[[], bool], limit_s: float = 5) -> None:
+async def until(condition: Callable[[], bool], limit_s: float = 20) -> None:
     """Give way to the other tasks until the condition holds."""
     with anyio.fail_after(limit_s):
         while not condition():  # noqa: ASYNC110 - what is watched has no event to wait for
@@ -139,7 +139,7 @@ class ControlPlane:
         client = SchedulerClient(gateway_id, f"127.0.0.1:9/{gateway_id}", self.address)
         channel = asyncio.create_task(client.run())
         try:
-            await client.wait_connected(5)
+            await client.wait_connected(20)
             yield client
         finally:
             assert not channel.done(), channel
@@ -167,7 +167,7 @@ class RawGateway:
 
     async def hear(self) -> protocol.FromScheduler:
         message: protocol.FromScheduler = protocol.decode_from_scheduler(
-            await self.socket.receive_str(timeout=5)
+            await self.socket.receive_str(timeout=20)
         )
         return message
 

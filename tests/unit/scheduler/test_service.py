@@ -314,7 +314,7 @@ async def test_garbage_ends_its_senders_channel_and_no_other() -> None:
             await bad.submit("a")
             await heard(bad, "a")
             await bad.socket.send_str('{"type": "submit"}')
-            message = await bad.socket.receive(timeout=5)
+            message = await bad.socket.receive(timeout=20)
             assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, 1008)
             assert "request_id" in str(message.extra)
         await until(lambda: plane.status["gateways"] == ["good"])
@@ -326,7 +326,7 @@ async def test_garbage_ends_its_senders_channel_and_no_other() -> None:
 async def test_a_channel_begins_with_a_hello() -> None:
     async with control_plane() as plane, plane.connected() as socket:
         await socket.send_str('{"type": "withdraw", "request_id": "a"}')
-        message = await socket.receive(timeout=5)
+        message = await socket.receive(timeout=20)
         assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, 1002)
 
 
