@@ -124,7 +124,7 @@ class GatewayDeployment:
         self._config = config
         self._address = _scheduler_address(scheduler)
         host = ray.util.get_node_ip_address()
-        metrics = GatewayMetrics()
+        metrics = GatewayMetrics([lane.name for lane in config.lanes])
         # Behind the proxy a single gateway process cannot be reached; its metrics get a port of their own.
         self._metrics_server, _ = start_http_server(0, addr=host, registry=metrics.registry)
         client = SchedulerClient(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from prometheus_client import CollectorRegistry
 
 from serving.core import metric_names as names
@@ -12,9 +14,9 @@ from serving.telemetry import registry as make
 
 
 class GatewayMetrics:
-    """The gateway's metrics, in a registry of their own."""
+    """The gateway's metrics, in a registry of their own; the reroutes of `lanes` are exported from the start, at 0."""
 
-    def __init__(self) -> None:
+    def __init__(self, lanes: Sequence[str] = ()) -> None:
         self.registry = CollectorRegistry()
         self._requests = make.counter(names.REQUESTS, self.registry)
         self._ttft = make.histogram(names.TTFT, self.registry)
@@ -22,6 +24,9 @@ class GatewayMetrics:
         self.inter_chunk = make.histogram(names.INTER_CHUNK, self.registry)
         self._e2e = make.histogram(names.E2E, self.registry)
         self.reroutes = make.counter(names.REROUTES, self.registry)
+        for lane in lanes:
+            for outcome in (Outcome.COMPLETED, Outcome.FAILED, Outcome.REJECTED):
+                self.reroutes.labels(lane=lane, outcome=outcome)
         self._prompt_tokens = make.counter(names.PROMPT_TOKENS, self.registry)
         self._output_tokens = make.counter(names.OUTPUT_TOKENS, self.registry)
 
