@@ -143,3 +143,23 @@ def answers(body: bytes, status: int = 200, content_type: str = "application/jso
         await exchange.answer(body, status, content_type)
 
     return script
+
+
+def in_turn(*scripts: Script) -> Script:
+    """The first request gets the first script, and so on; the last one for all that follow."""
+    left = list(scripts)
+
+    async def script(exchange: Exchange) -> None:
+        await (left.pop(0) if len(left) > 1 else left[0])(exchange)
+
+    return script
+
+
+async def dies_at_once(exchange: Exchange) -> None:
+    """Takes the request and breaks off."""
+    exchange.break_off()
+
+
+async def stays_silent(exchange: Exchange) -> None:
+    """Takes the request and says nothing."""
+    await exchange.until_left()

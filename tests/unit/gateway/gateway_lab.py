@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from serving.config import GatewayConfig, LabConfig
+from serving.config import GatewayConfig, LabConfig, SchedulerConfig
 from serving.gateway.app import build_app
 from serving.gateway.completion import Services
 from serving.gateway.metrics import GatewayMetrics
@@ -117,9 +117,9 @@ class GatewayLab:
         return Caller(path, body if isinstance(body, bytes) else json.dumps(body).encode(), **options)
 
     @contextlib.asynccontextmanager
-    async def calling(self, body: Any) -> AsyncIterator[Caller]:
+    async def calling(self, body: Any, **options: Any) -> AsyncIterator[Caller]:
         """A request in flight; it must end by itself soon after the block."""
-        caller = self.caller(body)
+        caller = self.caller(body, **options)
         task = asyncio.create_task(caller.call(self.app))
         try:
             yield caller
@@ -146,23 +146,30 @@ class GatewayLab:
 
 @contextlib.asynccontextmanager
 async def gateway_lab(
-    *, max_waiting_requests: int = 10, ask: Callable[[str], Any] = str, **gateway: Any
+    *, scheduler: dict[str, Any] | None = None, ask: Callable[[str], Any] = str, **gateway: Any
 ) -> AsyncIterator[GatewayLab]:
-    """A lab that is at rest again when the block is left: no lease, nobody waiting, no request at the engine."""
-    config = LabConfig(gateway=GatewayConfig(**gateway), lanes=tuple(LANES))
+    """A lab that is at rest again when the block is left: no lease, nobody waiting, no request at the engine.
+
+    Args:
+        scheduler, gateway: settings of these sections.
+    """
+    scheduling = {"max_waiting_requests": 10} | (scheduler or {})
+    config = LabConfig(
+        gateway=GatewayConfig(**gateway), scheduler=SchedulerConfig(**scheduling), lanes=tuple(LANES)
+    )
 
     async def ask_scheduler(path: str) -> Any:
         return ask(path)
 
     async with (
-        control_plane(max_waiting_requests=max_waiting_requests) as plane,
+        control_plane(**scheduling) as plane,
         fake_engine() as engine,
         plane.replica("b", "batched", url=engine.url),
         plane.replica("s", "sequential", url=engine.url),
-        plane.client() as scheduler,
+        plane.client() as client,
     ):
         upstream, metrics = UpstreamClient(config.gateway), GatewayMetrics()
-        app = build_app(config, Services(scheduler, upstream, metrics), ask_scheduler)
+        app = build_app(config, Services(client, upstream, metrics), ask_scheduler)
         try:
             yield GatewayLab(app, plane, engine, metrics)
             await until(lambda: plane.counts == (0, 0))

@@ -92,14 +92,43 @@ async def test_a_connection_is_used_again_after_an_answer_that_was_read_to_its_e
         assert len({id(request.reader) for request in lab.engine.requests}) == 1
 
 
-async def test_the_engines_own_refusal_passes_through() -> None:
+@pytest.mark.parametrize(
+    ("status", "message", "reason"),
+    [
+        (400, "This model's maximum context length is 2048 tokens. However, ...", "request_too_long"),
+        (
+            400,
+            "The decoder prompt (length 9) is longer than the maximum model length of 8.",
+            "request_too_long",
+        ),
+        (400, "min_p is not supported with speculative decoding.", "bad_request"),
+        (404, "The model `x` does not exist.", "bad_request"),
+        (422, "", "bad_request"),
+    ],
+)
+async def test_the_engines_own_refusal_passes_through_with_a_reason(
+    status: int, message: str, reason: str
+) -> None:
     async with gateway_lab() as lab:
-        refusal = b'{"error": {"message": "This model\'s maximum context length is 2048 tokens."}}'
-        lab.engine.script = answers(refusal, 400)
+        refusal = json.dumps({"error": {"message": message, "code": status}}).encode()
+        lab.engine.script = answers(refusal, status)
         caller = await lab.post(STREAM)
-        assert (caller.status, caller.got) == (400, refusal)
-        assert lab.ended == {("batched", "rejected", "bad_request"): 1}
+        assert (caller.status, caller.got) == (status, refusal)
+        assert caller.answer_headers["x-tandem-reason"] == reason
+        assert caller.answer_headers["x-tandem-lane"] == "batched"
+        assert lab.ended == {("batched", "rejected", reason): 1}
         assert lab.value("tandem_e2e_latency_seconds_count", lane="batched") == 0
+        assert len(lab.engine.requests) == 1, "no other replica would like it better"
+        await until(lambda: lab.plane.counts == (0, 0))
+        assert lab.plane.lane("batched")["replicas"][0]["failures_in_a_row"] == 0
+
+
+async def test_a_refusal_that_is_not_json_is_a_bad_request() -> None:
+    async with gateway_lab() as lab:
+        lab.engine.script = answers(b"<html>no</html>", 400, "text/html")
+        caller = await lab.post(CHAT)
+        assert (caller.status, caller.got) == (400, b"<html>no</html>")
+        assert lab.ended == {("batched", "rejected", "bad_request"): 1}
 
 
 # An engine that breaks
@@ -109,7 +138,9 @@ async def test_an_engine_that_answers_500_is_a_failure() -> None:
     async with gateway_lab() as lab:
         lab.engine.script = answers(b'{"error": {"message": "CUDA out of memory"}}', 500)
         caller = await lab.post(CHAT)
-        assert caller.status == 500
+        assert (caller.status, caller.error_code) == (502, "upstream_broke")
+        assert "the engine answered 500: " in caller.json["error"]["message"]
+        assert "CUDA out of memory" in caller.json["error"]["message"]
         assert lab.ended == {("batched", "failed", "upstream_broke"): 1}
 
 
@@ -210,14 +241,17 @@ async def test_an_endless_event_is_cut_off() -> None:
         assert (caller.status, caller.error_code) == (502, "upstream_broke")
 
 
-async def test_a_replica_that_is_not_there_is_a_502() -> None:
+async def test_others_stand_in_for_a_replica_that_is_not_there_until_its_breaker_opens() -> None:
     async with gateway_lab() as lab:
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
         lab.engine.script = answers(WHOLE)
         async with lab.plane.replica("nobody", "batched", url=f"http://127.0.0.1:{port}"):
             callers = [await lab.post(CHAT) for _ in range(20)]
-        assert {caller.status for caller in callers} == {200, 502}, "both replicas are tried, ties at random"
+        assert {caller.status for caller in callers} == {200}
+        assert lab.value("tandem_reroutes_total", lane="batched", outcome="completed") == 3, (
+            "breaker_failures of them; after that nothing is sent there"
+        )
 
 
 async def test_a_replica_that_takes_no_connection_is_a_504_that_names_the_limit() -> None:
@@ -228,23 +262,9 @@ async def test_a_replica_that_takes_no_connection_is_a_504_that_names_the_limit(
             full.listen(0)
             first.connect(full.getsockname())
             url = "http://{}:{}".format(*full.getsockname())
+            lab.plane.service._core.replica_gone("s")  # noqa: SLF001 - as if its connection had ended
             async with lab.plane.replica("full", "sequential", url=url):
-                held = asyncio.Event()
-
-                async def hold(exchange: Exchange) -> None:
-                    await exchange.begin_stream()
-                    await exchange.send(text("a"))
-                    await held.wait()
-                    await exchange.send(DONE)
-                    await exchange.end_stream()
-
-                lab.engine.script = hold
-                callers = [lab.caller(SEQUENTIAL) for _ in range(2)]
-                tasks = [asyncio.create_task(caller.call(lab.app)) for caller in callers]
-                await until(lambda: any(task.done() for task in tasks))
-                held.set()
-                await asyncio.gather(*tasks)
-        (failed,) = [caller for caller in callers if caller.status != 200]
+                failed = await lab.post(SEQUENTIAL)
         assert (failed.status, failed.error_code) == (504, "upstream_timeout")
         assert "gateway.connect_timeout_s=0.5" in failed.json["error"]["message"]
 
@@ -410,7 +430,7 @@ async def test_a_full_queue_is_a_429_with_retry_after() -> None:
         await exchange.send(DONE)
         await exchange.end_stream()
 
-    async with gateway_lab(max_waiting_requests=0) as lab:
+    async with gateway_lab(scheduler={"max_waiting_requests": 0}) as lab:
         lab.engine.script = script
         async with lab.calling(SEQUENTIAL):
             await until(lambda: lab.engine.num_open == 1)

@@ -26,7 +26,7 @@ MAX_MODEL_LEN = CONFIG.model.max_model_len
 
 def routed(raw: bytes | None = None, *, is_chat: bool = True, **fields: Any) -> RoutedRequest:
     body = json.dumps({"model": MODEL} | fields).encode() if raw is None else raw
-    return route(body, request_id="id", is_chat=is_chat, config=CONFIG)
+    return route(body, {}, request_id="id", is_chat=is_chat, config=CONFIG)
 
 
 def reason_of(raw: bytes) -> Reason:
