@@ -14,7 +14,7 @@ from serving.telemetry import registry as make
 
 
 class GatewayMetrics:
-    """The gateway's metrics, in a registry of their own; the reroutes of `lanes` are exported from the start, at 0."""
+    """The gateway's metrics, in a registry of their own; reroutes of `lanes` are exported from the start, at 0."""
 
     def __init__(self, lanes: Sequence[str] = ()) -> None:
         self.registry = CollectorRegistry()
