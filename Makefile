@@ -5,10 +5,10 @@ BIN := .venv/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-unit check up down status bench report doctor install clean
+.PHONY: help demo test test-unit check up down status bench report bench-scheduler study-policies doctor install clean
 
 help: ## List the verbs
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: install ## The whole job: environment, model, lab, load, table and report, everything down again
 	@$(BIN)/tandem demo $(ARGS)
@@ -40,6 +40,12 @@ bench: install ## Measure the running lab; ARGS="--concurrency 1,4"
 
 report: install ## Write the report of a run again; ARGS="runs/<time>-<name>"
 	@$(BIN)/tandem report $(ARGS)
+
+bench-scheduler: install ## How fast the scheduler decides: pure code and running service; ARGS="--limit-s 1"
+	@$(BIN)/python -m serving.simulation.bench_scheduler $(ARGS)
+
+study-policies: install ## Compare the order policies in simulated time; ARGS="--seed 2"
+	@$(BIN)/python -m serving.simulation.study_policies $(ARGS)
 
 doctor: install ## Say what this machine lacks, and what to do about it
 	@$(BIN)/tandem doctor $(ARGS)

@@ -27,7 +27,7 @@ TARGET_REPLICAS = 100
 TARGET_DECISIONS_PER_S = 5000
 TARGET_ADMISSIONS_PER_S = 1000
 NUM_WAITING = 10_000
-MAX_DECISIONS = 10_000
+MAX_DECISIONS = 5_000
 NUM_TASKS = (16, 64, 256)
 WIDTH = 120
 
@@ -106,7 +106,7 @@ def _service_table(rates: Sequence[ServiceRate]) -> Table:
 @click.option(
     "--limit-s",
     type=click.FloatRange(min=0.05, max=60),
-    default=2.0,
+    default=1.5,
     show_default=True,
     help="Longest time of one measurement.",
 )

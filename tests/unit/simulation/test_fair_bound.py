@@ -169,6 +169,7 @@ def test_service_without_a_queue_earns_the_other_tenant_no_credit() -> None:
     for _ in range(100):  # `a` alone, and nobody ever waits
         lab.submit("a", 20, 30, 30)
         lab.make(0, MAX_OUTPUT)
+    lab.submit("a", 20, 30, 30)  # holds the slot, so `b` arrives at an empty queue and waits
     for _ in range(100):
         lab.submit("b", 20, 30, 30)
         lab.submit("a", 20, 30, 30)
