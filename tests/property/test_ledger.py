@@ -1,4 +1,4 @@
-"""Any order of acquire and release leaves the ledger equal to the leases that live."""
+"""Any order of acquire, release and forget leaves the ledger equal to the leases that live."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from serving.core.errors import LeaseError
-from serving.scheduler.ledger import Lease, Ledger
+from serving.scheduler.ledger import Lease, Ledger, Load
 
 REPLICAS = ("r1", "r2", "r3")
 names = st.sampled_from("abcdef")
@@ -37,12 +37,15 @@ class LedgerMachine(RuleBasedStateMachine):
             with pytest.raises(LeaseError):
                 self.ledger.release(name)
 
+    @rule(replica=st.sampled_from(REPLICAS))
+    def forget(self, replica: str) -> None:
+        self.ledger.forget(replica)
+
     @invariant()
     def load_is_the_sum_of_live_leases(self) -> None:
         for replica in REPLICAS:
             mine = [lease for lease in self.live.values() if lease.replica_id == replica]
-            assert self.ledger.running(replica) == len(mine)
-            assert self.ledger.outstanding_tokens(replica) == sum(lease.reserved_tokens for lease in mine)
+            assert self.ledger.load(replica) == Load(len(mine), sum(lease.reserved_tokens for lease in mine))
 
     @invariant()
     def membership_and_order_are_those_of_live_leases(self) -> None:

@@ -1,69 +1,131 @@
-"""The queue against a plain list: any order of joining, leaving and being served."""
+"""Any order of joining and leaving: the queue agrees with a plain list, under every policy."""
 
 from __future__ import annotations
 
+from collections import Counter
+
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from serving.core.request import SchedulingRequest
+from serving.scheduler.order import (
+    EarliestDeadlineFirst,
+    FairTokens,
+    FirstComeFirstServed,
+    PriorityBands,
+    ShortestJobFirst,
+    Waiting,
+)
 from serving.scheduler.queue import Line, WaitingQueue
 
 LANES = (None, "batched", "sequential")
-LINES = [Line(lane, plain) for lane in LANES for plain in (False, True)]
+BANDS = (0, 1)
+LINES = [Line(lane, plain, band) for lane in LANES for plain in (False, True) for band in BANDS]
+POLICIES = (
+    FirstComeFirstServed,
+    PriorityBands,
+    lambda: ShortestJobFirst(2),
+    EarliestDeadlineFirst,
+    lambda: FairTokens({"a": 2.0}),
+)
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """The model is a list of (request, arrival), in order of arrival."""
+    """The model is a list of what waits, in order of joining; ranks are the policy's own."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue = WaitingQueue()
-        self.model: list[tuple[SchedulingRequest, int]] = []
+        self.model: list[Waiting] = []
         self.now_s = 0
         self.serial = 0
 
-    @rule(lane=st.sampled_from(LANES), plain=st.booleans(), pause_s=st.integers(0, 3))
-    def join(self, lane: str | None, plain: bool, pause_s: int) -> None:
-        self.now_s += pause_s
+    @initialize(number=st.integers(0, len(POLICIES) - 1))
+    def start(self, number: int) -> None:
+        self.policy = POLICIES[number]()
+        self.queue = WaitingQueue(self.policy)
+
+    @rule(
+        line=st.sampled_from(LINES),
+        tenant=st.sampled_from("abc"),
+        output=st.integers(1, 9),
+        deadline_s=st.sampled_from([None, 1.0, 5.0]),
+        age_s=st.integers(0, 5),
+        patience_s=st.integers(0, 9),
+    )
+    def join(
+        self, line: Line, tenant: str, output: int, deadline_s: float | None, age_s: int, patience_s: int
+    ) -> None:
         self.serial += 1
-        request = SchedulingRequest(f"q{self.serial}", lane, 1, 1, plain)
-        self.queue.join(request, self.now_s)
-        self.model.append((request, self.now_s))
+        request = SchedulingRequest(
+            request_id=f"q{self.serial}",
+            lane=line.lane,
+            prompt_tokens=1,
+            max_output_tokens=output,
+            needs_plain_decoding=line.needs_plain_decoding,
+            tenant=tenant,
+            band=line.band,
+            ttft_deadline_s=deadline_s,
+            predicted_output_tokens=output,
+        )
+        arrived_at_s = self.now_s - age_s
+        waiting = self.queue.join(request, arrived_at_s, arrived_at_s + patience_s)
+        assert (waiting.request, waiting.arrived_at_s) == (request, arrived_at_s)
+        self.model.append(waiting)
+
+    @rule(pause_s=st.integers(0, 3))
+    def time_passes(self, pause_s: int) -> None:
+        self.now_s += pause_s
 
     @precondition(lambda self: self.model)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
-        entry = data.draw(st.sampled_from(self.model))
-        self.model.remove(entry)
-        left = self.queue.leave(entry[0].request_id)
-        assert left is not None
-        assert (left.request, left.arrived_at_s) == entry
+        waiting = data.draw(st.sampled_from(self.model))
+        self.model.remove(waiting)
+        assert self.queue.leave(waiting.request.request_id) is waiting
 
     @rule()
     def leave_as_a_stranger(self) -> None:
         assert self.queue.leave("nobody") is None
 
     @rule(open_lines=st.sets(st.sampled_from(LINES)))
-    def head_is_the_first_whose_line_is_open(self, open_lines: set[Line]) -> None:
-        expected = next((request for request, _ in self.model if Line.of(request) in open_lines), None)
-        found = self.queue.head(open_lines.__contains__)
-        assert (found.request if found else None) == expected
+    def serve(self, open_lines: set[Line]) -> None:
+        """The head is the lowest rank of the open lines; serving it changes the ranks of `fair`."""
+        open_ones = [one for one in self.model if Line.of(one.request) in open_lines]
+        head = self.queue.head(open_lines.__contains__)
+        assert head is min(open_ones, key=self.policy.rank, default=None)
+        assert self.queue.has_any(open_lines.__contains__) == bool(open_ones)
+        if head is not None:
+            self.queue.leave(head.request.request_id)
+            self.model.remove(head)
+            self.policy.dispatched(head.request)
 
-    @rule(before_s=st.integers(0, 30))
-    def overdue_are_all_who_came_before(self, before_s: int) -> None:
-        expected = {request.request_id for request, arrived_s in self.model if arrived_s < before_s}
-        assert {waiting.request.request_id for waiting in self.queue.overdue(before_s)} == expected
+    @rule(tenant=st.sampled_from("abc"), predicted=st.integers(1, 9), output=st.integers(0, 20))
+    def finish(self, tenant: str, predicted: int, output: int) -> None:
+        request = SchedulingRequest("done", None, 1, 9, tenant=tenant, predicted_output_tokens=predicted)
+        self.policy.finished(request, output)
 
     @invariant()
     def holds_what_the_model_holds_in_its_order(self) -> None:
-        assert [waiting.request for waiting in self.queue] == [request for request, _ in self.model]
+        assert list(self.queue) == self.model
         assert len(self.queue) == len(self.model)
 
     @invariant()
-    def counts_by_lane_add_up_and_name_no_empty_lane(self) -> None:
-        counts = self.queue.count_by_lane()
-        assert sum(counts.values()) == len(self.model)
-        assert all(count > 0 for count in counts.values())
+    def out_of_patience_are_all_whose_time_has_come(self) -> None:
+        expected = sorted(
+            (one for one in self.model if one.give_up_at_s <= self.now_s),
+            key=lambda one: (one.give_up_at_s, one.ticket),
+        )
+        assert self.queue.out_of_patience(self.now_s) == expected
+
+    @invariant()
+    def books_add_up_and_name_nobody_without_a_request(self) -> None:
+        requests = [one.request for one in self.model]
+        tokens = sum(request.reserved_tokens for request in requests)
+        assert (self.queue.total.requests, self.queue.total.tokens) == (len(requests), tokens)
+        assert self.queue.count_by_lane() == Counter(request.lane for request in requests)
+        assert self.queue.count_by_band() == Counter(request.band for request in requests)
+        by_tenant = {tenant: backlog.requests for tenant, backlog in self.queue.by_tenant.items()}
+        assert by_tenant == Counter(request.tenant for request in requests)
 
 
 TestQueue = QueueMachine.TestCase

@@ -239,7 +239,8 @@ async def test_status(row: Row) -> None:
     async with gateway_lab(scheduler=row.scheduler, **row.gateway) as lab:
         caller = await row.situation(lab)
         assert caller.status == row.status
-        others = {("sequential", "completed", ""): 1.0}, {}  # the request that made the lane busy
+        # Beside it at most the request that made the lane busy.
+        others: list[dict[tuple[str, str, str], float]] = [{("sequential", "completed", ""): 1}, {}]
         ended = lab.ended
         assert ended.pop((row.lane, row.outcome, str(row.reason))) == 1
         assert ended in others or row.reason is Reason.TENANT_OVER_SHARE
