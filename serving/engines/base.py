@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
@@ -85,6 +86,10 @@ class Engine(Protocol):
 
     async def start(self) -> ASGIApp:
         """Load the model and give the application that serves it."""
+        ...
+
+    def served_by(self, server: uvicorn.Server) -> None:
+        """Learn the HTTP server of the application."""
         ...
 
     def check(self) -> None:

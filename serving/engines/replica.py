@@ -25,6 +25,7 @@ from serving.scheduler.protocol import ReplicaHello, ReplicaLeaving, decode_repl
 logger = logging.getLogger(__name__)
 WARM_UP_TIMEOUT_S = 120
 LEAVE_SETTLE_S = 0.1
+WATCH_S = 0.25
 
 
 class Replica:
@@ -53,6 +54,7 @@ class Replica:
         self._server: uvicorn.Server | None = None
         self._drain_timeout_s = drain_timeout_s
         self._channel: aiohttp.ClientWebSocketResponse | None = None
+        self._watcher: asyncio.Task[None] | None = None
         self._has_grace = True
         self.demand_tokens = 0  # the scheduler's word: booked here, and this replica's part of what waits
 
@@ -62,12 +64,26 @@ class Replica:
         collector = ReplicaCollector(self._lane.name, self._replica_id, self._engine.tally)
         self._engine.registry.register(collector)
         self._server, serving, address = await serve_app(_with_engine_page(app, self._engine), host)
+        self._engine.served_by(self._server)
         url = f"http://{address}"
         await self._warm_up(url)
         await collector.refresh_memory()
         background = (collector.keep_memory_fresh(), self._stay_announced(self._hello(url)))
         self._tasks = [serving, *map(asyncio.create_task, background)]
+        self._watcher = asyncio.create_task(self._leave_when_broken())
         return url
+
+    async def _leave_when_broken(self) -> None:
+        """A dead engine answers fast, with errors: it leaves the scheduler at once, not at Serve's next look."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            try:
+                self.check()
+            except (TandemError, RuntimeError) as error:
+                logger.error("replica %s: %s; it takes no more requests", self._replica_id, error)
+                for task in self._tasks[1:]:
+                    task.cancel()
+                return
 
     def check(self) -> None:
         """Raise when the replica cannot serve and should be replaced."""
@@ -81,8 +97,9 @@ class Replica:
         await self._leave()
         if self._server is not None:
             self._server.should_exit = True
-        for task in self._tasks:
-            task.cancel()
+        for task in (*self._tasks, self._watcher):
+            if task is not None:
+                task.cancel()
         self._engine.close()
 
     async def _leave(self) -> None:

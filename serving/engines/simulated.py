@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import uvicorn
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -97,6 +98,9 @@ class SimulatedEngine:
                 Route("/metrics", self._metrics),
             ]
         )
+
+    def served_by(self, server: uvicorn.Server) -> None:
+        pass
 
     def check(self) -> None:
         if self._stepper is not None and self._stepper.done():

@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import uvicorn
 from prometheus_client import REGISTRY, CollectorRegistry
 from starlette.types import ASGIApp
 
@@ -90,6 +91,7 @@ class VllmEngine:
         dtype = choose_dtype(model, device, machine.instruction_sets())
         self._arguments = command_line(lane, model, checkpoint, served_names, device, dtype)
         self._llm: Any = None
+        self._app: Any = None
         self._tally = EngineTally()
         self._device = device
         self._dtype = dtype
@@ -132,9 +134,14 @@ class VllmEngine:
         if self._dtype == "auto":
             self._dtype = str(self._llm.model_config.dtype).removeprefix("torch.")
         tasks = await self._llm.get_supported_tasks()
-        app: ASGIApp = build_app(args, tasks, self._llm.model_config)
-        await init_app_state(self._llm, app.state, args, tasks)  # type: ignore[attr-defined]
-        return app
+        self._app = app = build_app(args, tasks, self._llm.model_config)
+        await init_app_state(self._llm, app.state, args, tasks)
+        served: ASGIApp = app
+        return served
+
+    def served_by(self, server: uvicorn.Server) -> None:
+        # vLLM's error handlers look for it: to tell a client's mistake from a dead engine, and to end the latter.
+        self._app.state.server = server
 
     def check(self) -> None:
         if self._llm is not None and self._llm.errored:

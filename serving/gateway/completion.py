@@ -184,6 +184,10 @@ class Completion:
             if data:
                 await self._begin(send, upstream.status, upstream.content_type)
                 await send({"type": "http.response.body", "body": data, "more_body": True})
+            if self._notes.error is not None:
+                raise UpstreamError(
+                    Reason.UPSTREAM_BROKE, f"the engine reported an error: {self._notes.error}"
+                )
         if not self._notes.has_ended:
             raise UpstreamError(Reason.UPSTREAM_BROKE, "the engine ended its stream before the last event")
         await send({"type": "http.response.body", "body": b""})

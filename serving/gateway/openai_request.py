@@ -13,6 +13,7 @@ from serving.core.request import SchedulingRequest
 from serving.gateway.prefix import prefix_blocks
 from serving.gateway.scheduling_headers import read_wishes
 
+MAX_INT = 2**63 - 1
 BYTES_PER_TOKEN = 4  # a usual ratio for English; good enough to book load, never used to count
 DEFAULT_COMPLETION_TOKENS = 16  # what the API gives `/v1/completions` when the request names no limit
 MAX_CHOICES = 128  # of `n` when load is booked; what an engine accepts is its own affair
@@ -76,12 +77,24 @@ def route(
 
 def _parse(raw: bytes) -> dict[str, Any]:
     try:
-        body = json.loads(raw)
+        body = json.loads(raw, parse_int=_int, parse_constant=_constant)
+        if rb"\u" in raw:
+            json.dumps(body, ensure_ascii=False).encode()  # half a surrogate pair is no text
     except (ValueError, RecursionError) as error:
-        raise RefusedError(Reason.BAD_REQUEST, f"the body is not valid JSON: {error}") from None
+        raise RefusedError(Reason.BAD_REQUEST, f"the body is not valid JSON: {error!s:.300}") from None
     if not isinstance(body, dict):
         raise RefusedError(Reason.BAD_REQUEST, f"the body must be a JSON object, got {type(body).__name__}")
     return body
+
+
+def _int(digits: str) -> int:
+    if len(digits) > 20 or abs(int(digits)) > MAX_INT:
+        raise ValueError(f"the number {digits:.30} is outside 64 bits")
+    return int(digits)
+
+
+def _constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _lane(model: Any, config: LabConfig) -> str | None:

@@ -39,4 +39,6 @@ class StreamNotes:
             self.prompt_tokens, self.output_tokens = said.prompt_tokens, said.output_tokens
         self.has_ended = self.has_ended or said.is_done
         self.error = self.error or said.error
+        if self.error is not None:
+            return False  # what the engine says of its fault, and its [DONE] after it, are not the client's answer
         return not (said.is_usage_only and self.strip_usage)
