@@ -31,10 +31,22 @@ from serving.simulation.lab import SimulatedLab
 from serving.simulation.replica import ReplicaModel
 from serving.simulation.results import SimulatedRun, refusals, shares, slo_attainment, ttft_summary
 from serving.simulation.trace import RequestClass, capacity_rps, poisson_trace
-from serving.simulation.verdicts import PolicyRow, Verdict, judge_edf, judge_fair, judge_sjf
+from serving.simulation.verdicts import (
+    SJF_SLOW_AGEING,
+    PolicyRow,
+    Verdict,
+    judge_edf,
+    judge_fair,
+    judge_sjf,
+)
 
 VERB = "study-policies"
-ORDERS = get_args(SchedulerConfig.model_fields["order"].annotation)
+ORDERS: tuple[str, ...] = get_args(SchedulerConfig.model_fields["order"].annotation)
+# Every order with its default settings, and `sjf` once more with ageing that a long overload cannot outrun.
+POLICIES: dict[str, dict[str, object]] = {
+    **{order: {"order": order} for order in ORDERS},
+    SJF_SLOW_AGEING: {"order": "sjf", "ageing_tokens_per_s": 2},
+}
 LOADS = (0.7, 0.9, 1.0, 1.1, 1.2)
 FAIR_LOAD = 6.6  # at 10:1 the smaller tenant then offers 0.6 of capacity, more than its half
 TENANT_LOADS = {"heavy": 10.0, "light": 1.0}
@@ -47,7 +59,7 @@ MODEL = ReplicaModel(
 PREDICTION_SIGMA = 0.3
 WARM_UP_SHARE = 0.1
 NO_BOUND = 1_000_000
-WIDTH = 150
+WIDTH = 160
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +98,7 @@ def request_classes() -> list[RequestClass]:
     ]
 
 
-def run_policy(part: Part, order: str, load: float, num_requests: int, seed: int) -> PolicyRow:
+def run_policy(part: Part, policy: str, load: float, num_requests: int, seed: int) -> PolicyRow:
     """One policy at one load; the same seed gives all of them the same requests."""
     classes = request_classes()
     # Lengths do not depend on the rate, so one trace tells the capacity for all.
@@ -101,21 +113,21 @@ def run_policy(part: Part, order: str, load: float, num_requests: int, seed: int
         prediction_sigma=PREDICTION_SIGMA,
         tells_deadline=part.tells_deadline,
     )
-    settings: dict[str, object] = {"order": order, "seed": seed}
+    settings = POLICIES[policy] | {"seed": seed}
     if not part.has_queue_bound:
         settings |= {"max_waiting_requests": NO_BOUND, "max_waiting_tokens": NO_BOUND * 2048}
         settings |= {"max_queue_wait_s": 3600}
     config = SchedulerConfig.model_validate(settings)
-    return _row(order, load, SimulatedLab(config, MODEL, NUM_REPLICAS, trace).run())
+    return _row(policy, load, SimulatedLab(config, MODEL, NUM_REPLICAS, trace).run())
 
 
-def _row(order: str, load: float, run: SimulatedRun) -> PolicyRow:
+def _row(policy: str, load: float, run: SimulatedRun) -> PolicyRow:
     counted = run.after_warm_up(WARM_UP_SHARE)
     short, long = (
         ttft_summary([one for one in counted if one.arrival.kind.name == name]) for name in ("short", "long")
     )
     return PolicyRow(
-        order,
+        policy,
         load,
         len(counted),
         short,
@@ -128,15 +140,15 @@ def _row(order: str, load: float, run: SimulatedRun) -> PolicyRow:
 
 def judge(rows: dict[str, list[PolicyRow]]) -> list[Verdict]:
     """All expectations, each on the part that can tell."""
-    return [judge_sjf(rows["ttft"]), judge_fair(rows["fair"]), *judge_edf(rows["slo"])]
+    return [*judge_sjf(rows["ttft"]), judge_fair(rows["fair"]), *judge_edf(rows["slo"])]
 
 
 def _table(part: Part, rows: Sequence[PolicyRow]) -> Table:
     table = Table(
         title=f"Simulated: {part.title}", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
     )
-    for heading in ("load", "order"):
-        table.add_column(heading)
+    for heading in ("load", "policy"):
+        table.add_column(heading, no_wrap=True)
     for heading in (
         *(f"{kind} TTFT {q} s" for kind in ("short", "long") for q in ("p50", "p95", "p99")),
         "SLO met %",
@@ -160,7 +172,7 @@ def _cells(row: PolicyRow) -> list[str]:
     served = shares(row.served_while_all_wait)
     return [
         f"{row.load:g}",
-        row.order,
+        row.policy,
         *("–" if value is None else f"{value:.2f}" for value in times),
         "–" if row.slo_attainment is None else f"{100 * row.slo_attainment:.1f}",
         "–" if served is None else f"{100 * served['heavy']:.0f} : {100 * served['light']:.0f}",
@@ -192,8 +204,8 @@ def main(seed: int, num_requests: int, runs_dir: Path) -> None:
         for part in PARTS:
             rows[part.name] = []
             for load in part.loads:
-                say(f"part {part.name}, load {load:g}: {', '.join(ORDERS)}")
-                rows[part.name] += [run_policy(part, order, load, num_requests, seed) for order in ORDERS]
+                say(f"part {part.name}, load {load:g}: {', '.join(POLICIES)}")
+                rows[part.name] += [run_policy(part, policy, load, num_requests, seed) for policy in POLICIES]
     verdicts = judge(rows)
     console = Console()
     if not console.is_terminal:
@@ -231,6 +243,7 @@ def _settings(num_requests: int) -> dict[str, object]:
         "profile": MODEL.profile.model_dump(),
         "prefill_ms_per_prompt_token": MODEL.prefill_ms_per_prompt_token,
         "prediction": f"class mean times log-normal noise, sigma {PREDICTION_SIGMA}",
+        "policies": POLICIES,
         "scheduler": SchedulerConfig().model_dump(exclude={"order", "seed"}),
         "classes": [asdict(kind) for kind in request_classes()],
         "parts": [asdict(part) for part in PARTS],
