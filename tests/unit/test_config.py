@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
+from types import UnionType
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt, MaxLen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -130,6 +131,61 @@ def test_the_default_lab_has_the_three_lanes_it_promises() -> None:
             "engine=simulated",
         ),
         (
+            LANES + "scheduler: {order: lifo}\n",
+            "lab.yaml: scheduler.order = 'lifo': input should be 'fcfs', 'priority', 'sjf', 'edf' or 'fair'",
+        ),
+        (
+            LANES + "scheduler: {placement: random}\n",
+            "lab.yaml: scheduler.placement = 'random': input should be 'least_outstanding', 'power_of_two' "
+            "or 'prefix_affinity'",
+        ),
+        (
+            LANES + "scheduler: {bands: [{name: a}, {name: a}], default_band: a}\n",
+            "lab.yaml: scheduler: bands: name 'a' is used twice; names must be distinct",
+        ),
+        (
+            LANES + "scheduler: {bands: [{name: a}, {name: b}]}\n",
+            "lab.yaml: scheduler: default_band='normal' is none of ['a', 'b']",
+        ),
+        (
+            LANES + "scheduler: {bands: []}\n",
+            "lab.yaml: scheduler: default_band='normal' is none of []",
+        ),
+        (
+            LANES + "scheduler: {bands: [{name: a, reserved_share: 1}], default_band: a}\n",
+            "lab.yaml: scheduler.bands.0.reserved_share = 1: input should be less than 1",
+        ),
+        (
+            LANES + "scheduler:\n  bands: [{name: a, reserved_share: 0.6}, {name: b, reserved_share: 0.5}]\n"
+            "  default_band: b\n",
+            "lab.yaml: scheduler: bands: reserved_share adds up to 1.1; it must stay below 1",
+        ),
+        (
+            LANES + "scheduler: {tenants: [{name: x}, {name: x}]}\n",
+            "lab.yaml: scheduler: tenants: name 'x' is used twice; names must be distinct",
+        ),
+        (
+            LANES + "scheduler: {tenants: [{name: x, weight: 0}]}\n",
+            "lab.yaml: scheduler.tenants.0.weight = 0: input should be greater than 0",
+        ),
+        (
+            LANES + "scheduler: {tenants: [{name: x, queue_share: 1.5}]}\n",
+            "lab.yaml: scheduler.tenants.0.queue_share = 1.5: input should be less than or equal to 1",
+        ),
+        (
+            LANES + "    autoscaling: {min_replicas: 5}\n",
+            "lab.yaml: lanes.0.autoscaling: min_replicas=5 exceeds max_replicas=4",
+        ),
+        (
+            LANES + "    replicas: 9\n    autoscaling: {}\n",
+            "lab.yaml: lanes.0: replicas=9 is outside autoscaling 1..4",
+        ),
+        (
+            LANES + "    autoscaling: {target_outstanding_tokens: 0}\n",
+            "lab.yaml: lanes.0.autoscaling.target_outstanding_tokens = 0: input should be greater than or equal "
+            "to 1",
+        ),
+        (
             LANES + "lanes: []\n",
             "lab.yaml: key 'lanes' is given twice (line 1)",
         ),
@@ -185,6 +241,11 @@ def test_settings_cannot_be_changed_once_read() -> None:
         setattr(lab.gateway, "port", 1)  # noqa: B010 - the type checker knows already
 
 
+def test_bands_are_numbered_from_the_highest() -> None:
+    scheduler = config.SchedulerConfig()
+    assert [scheduler.band_index(name) for name in ("high", "normal", "low", "none")] == [0, 1, 2, None]
+
+
 def test_an_unknown_lane_is_a_key_error() -> None:
     with pytest.raises(KeyError):
         config.load(CHECKOUT / "deploy" / "lab.yaml").lane("warp")
@@ -195,9 +256,12 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "model": config.ModelConfig,
     "gateway": config.GatewayConfig,
     "scheduler": config.SchedulerConfig,
+    "bands[]": config.BandConfig,
+    "tenants[]": config.TenantConfig,
     "lanes[]": config.LaneConfig,
     "speculation": config.SpeculationConfig,
     "simulated": config.SimulatedProfile,
+    "autoscaling": config.AutoscalingConfig,
 }
 
 
@@ -216,11 +280,17 @@ def default_text(field: FieldInfo) -> str:
         return "required"
     if field.default is None:
         return "none"
+    if isinstance(field.default, tuple):
+        return ", ".join(one.name for one in field.default) or "none"
     return str(field.default).lower() if isinstance(field.default, bool) else f"{field.default}"
 
 
 def bounds_text(field: FieldInfo) -> str:
     kind: Any = field.annotation
+    if get_origin(kind) is UnionType and not any(isinstance(one, (Gt, Le)) for one in field.metadata):
+        kind, *_ = get_args(kind)  # X | None
+    if get_origin(kind) is tuple:
+        return "section below"
     if get_origin(kind) is Literal:
         return ", ".join(get_args(kind))
     if isinstance(kind, type) and issubclass(kind, StrEnum):
@@ -228,6 +298,9 @@ def bounds_text(field: FieldInfo) -> str:
     if kind is bool:
         return "true, false"
     if kind is str:
+        longest = next((one.max_length for one in field.metadata if isinstance(one, MaxLen)), None)
+        if longest is not None:
+            return f"1 to {longest} characters"
         return "name" if any(hasattr(one, "pattern") for one in field.metadata) else "text"
     if not field.metadata:
         return "integer" if kind is int else "section below"
@@ -236,8 +309,15 @@ def bounds_text(field: FieldInfo) -> str:
         for one in field.metadata
         if isinstance(one, (Ge, Gt))
     )
-    high = next(str(one.le) for one in field.metadata if isinstance(one, Le))
-    return f"{low} to {high}"
+    high = next(
+        (
+            f"to {one.le}" if isinstance(one, Le) else f"below {one.lt}"
+            for one in field.metadata
+            if isinstance(one, (Le, Lt))
+        ),
+        "or more",
+    )
+    return f"{low}, {high}" if high.startswith("below") else f"{low} {high}"
 
 
 def test_the_document_has_every_key_with_its_default_and_bounds() -> None:
