@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from serving.core.metric_names import LATENCY_BUCKETS_S, METRICS, Metric
 from serving.telemetry import registry as make
 
-CLOSED_SETS = {"lane", "replica", "outcome", "reason"}
+CLOSED_SETS = {"lane", "replica", "outcome", "reason", "band"}
 
 
 def test_names_are_distinct() -> None:
