@@ -66,8 +66,9 @@ async def _dies_within_its_first_event(exchange: Exchange) -> None:
         answers(b'{"error": {"message": "engine dead"}}', 500),
         answers(b"busy", 503, "text/plain"),
         answers(b'{"error": "x"}'),
+        plays(event({"error": {"message": "x"}}), DONE),
     ],
-    ids=["reset", "half an event", "500", "503", "200 with an error"],
+    ids=["reset", "half an event", "500", "503", "200 with an error", "an error event"],
 )
 async def test_it_runs_on_another_replica(breaks: Any, second: FakeEngine) -> None:
     async with gateway_lab() as lab, lab.plane.replica("b2", "batched", url=second.url):
@@ -126,15 +127,6 @@ async def test_after_the_first_byte_the_stream_ends_with_an_error(second: FakeEn
         assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "upstream_broke"
         assert len(lab.engine.requests) + len(second.requests) == 1
         assert reroutes(lab) == {}
-
-
-async def test_an_error_event_is_the_engines_answer_and_no_reason_to_try_again() -> None:
-    async with gateway_lab() as lab:
-        lab.engine.script = plays(event({"error": {"message": "x"}}), DONE)
-        await lab.post(STREAM)
-        assert len(lab.engine.requests) == 1
-        await until(lambda: lab.plane.counts == (0, 0))
-        assert lab.plane.lane("batched")["replicas"][0]["failures_in_a_row"] == 1
 
 
 async def test_not_when_the_deadline_has_passed_meanwhile() -> None:

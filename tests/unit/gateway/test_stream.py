@@ -59,10 +59,11 @@ def test_a_stream_without_done_has_not_ended() -> None:
     assert not notes.has_ended
 
 
-def test_the_first_error_inside_a_stream_is_noted_and_passed_on() -> None:
+def test_the_first_error_inside_a_stream_is_noted_and_nothing_after_it_is_passed_on() -> None:
     notes = StreamNotes(strip_usage=True)
     first, second = event({"error": {"message": "first"}}), event({"error": {"message": "second"}})
-    assert notes.feed(first + second + TEXT, 0) == first + second + TEXT
+    assert notes.feed(TEXT + first + second + TEXT, 0) == TEXT
+    assert notes.feed(DONE, 0) == b""
     assert notes.error == "first"
 
 
