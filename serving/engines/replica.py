@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 WARM_UP_TIMEOUT_S = 120
 LEAVE_SETTLE_S = 0.1
 WATCH_S = 0.25
+CLOSE_LIMIT_S = 1.0
 
 
 class Replica:
@@ -95,11 +96,15 @@ class Replica:
     async def close(self) -> None:
         """Leave the scheduler, let running streams end within the drain limit, end the engine."""
         await self._leave()
-        if self._server is not None:
-            self._server.should_exit = True
-        for task in (*self._tasks, self._watcher):
+        for task in (self._watcher, *self._tasks[1:]):
             if task is not None:
                 task.cancel()
+        if self._server is not None:
+            # Streams have had their time: whatever is still open is cut.
+            self._server.should_exit = self._server.force_exit = True
+        for serving in self._tasks[:1]:
+            await asyncio.wait([serving], timeout=CLOSE_LIMIT_S)  # so that it closes its port itself
+            serving.cancel()
         self._engine.close()
 
     async def _leave(self) -> None:

@@ -1,0 +1,109 @@
+"""A replica's life beside a real scheduler: announced when warm, and gone without cutting a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import aiohttp
+import pytest
+
+from serving.config import LaneConfig, SimulatedProfile
+from serving.core.lane import Strategy
+from serving.engines import replica as replica_module
+from serving.engines.replica import Replica
+from serving.engines.simulated import SimulatedEngine
+from serving.scheduler import service as service_module
+from tests.unit.scheduler.control_plane import ControlPlane, control_plane, until
+
+pytestmark = pytest.mark.anyio
+
+LANE = LaneConfig(
+    name="batched",
+    strategy=Strategy.BATCHED,
+    engine="simulated",
+    max_num_seqs=2,
+    simulated=SimulatedProfile(ttft_ms=0, step_ms=5),
+)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_module, "LEAVE_SETTLE_S", 0.01)
+    monkeypatch.setattr(service_module, "TICK_S", 0.01)
+
+
+@dataclass
+class Scene:
+    """A replica that serves, and the scheduler that knows it."""
+
+    plane: ControlPlane
+    replica: Replica
+    url: str
+
+    @contextlib.asynccontextmanager
+    async def streaming(self, max_tokens: int) -> AsyncIterator[aiohttp.ClientResponse]:
+        """A stream that has given its first bytes, as a gateway would read it."""
+        body = {"model": "sim", "prompt": "x", "max_tokens": max_tokens, "stream": True}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"{self.url}/v1/completions", json=body) as response,
+        ):
+            await response.content.readany()
+            yield response
+
+
+@contextlib.asynccontextmanager
+async def scene(*, drain_timeout_s: float = 30) -> AsyncIterator[Scene]:
+    async with control_plane(drain_timeout_s=0.01) as plane:
+        engine = SimulatedEngine(LANE, ["sim"], max_model_len=1_000_000)
+        replica = Replica(engine, LANE, "b-1", "sim", plane.address, drain_timeout_s)
+        url = await replica.start("127.0.0.1")
+        await until(lambda: plane.is_ready("b-1"))
+        yield Scene(plane, replica, url)
+
+
+async def test_it_is_announced_as_its_lane_says() -> None:
+    async with scene() as one:
+        (shown,) = one.plane.lane("batched")["replicas"]
+        assert (shown["url"], shown["max_running"]) == (one.url, 2)
+        one.replica.check()
+        await one.replica.close()
+        await until(lambda: not one.plane.is_ready("b-1"))
+
+
+async def test_a_leaving_replica_gets_nothing_new_and_its_streams_end() -> None:
+    async with scene() as one:
+        async with one.streaming(max_tokens=40) as response:
+            closing = asyncio.create_task(one.replica.close())
+            await until(lambda: one.plane.status["leaving_replicas"] == ["b-1"])
+            assert not one.plane.is_ready("b-1")
+            assert not closing.done()
+            assert (await response.content.read()).endswith(b"data: [DONE]\n\n")
+        await closing
+        await until(lambda: one.plane.service.replicas() == [])
+
+
+async def test_a_stream_that_does_not_end_is_left_at_the_limit() -> None:
+    async with scene(drain_timeout_s=0.05) as one, one.streaming(max_tokens=100_000):
+        async with asyncio.timeout(5):
+            await one.replica.close()
+
+
+async def test_after_the_labs_own_drain_no_stream_is_waited_for_again() -> None:
+    async with scene() as one, one.streaming(max_tokens=100_000):
+        await one.plane.service.drain()
+        async with asyncio.timeout(5):
+            await one.replica.close()
+
+
+async def test_it_hears_what_waits_for_it() -> None:
+    async with scene() as one, one.plane.gateway("g") as gateway:
+        for number in range(3):
+            await gateway.submit(str(number), "batched")
+        await until(lambda: one.replica.demand_tokens == 30)
+        await gateway.socket.close()
+        await until(lambda: one.replica.demand_tokens == 0)
+        await one.replica.close()
