@@ -71,7 +71,7 @@ class SchedulerConfig(_Settings):
     max_queue_wait_s: Seconds = 600  # a request that waited this long is answered 504
     tenant_queue_share: float = Field(1, gt=0, le=1)  # part of the queue that one tenant may fill
     order: Literal["fcfs", "priority", "sjf", "edf", "fair"] = "fcfs"
-    ageing_tokens_per_s: float = Field(20, ge=0, le=1_000_000)  # sjf: what a second of waiting is worth
+    ageing_tokens_per_s: float = Field(2, ge=0, le=1_000_000)  # sjf: what a second of waiting is worth
     bands: tuple[BandConfig, ...] = (
         BandConfig(name="high"),
         BandConfig(name="normal"),

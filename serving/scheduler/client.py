@@ -167,7 +167,8 @@ class SchedulerClient:
         self._tell(GatewayHello(self._gateway_id, self._metrics_address, list(self._held.values())))
         for pending in self._pending.values():
             if not pending.answer.done():
-                self._tell(_submit(pending))
+                # It waited already, with no scheduler or with the one before.
+                self._tell(_submit(pending, time.monotonic() - pending.since_s))
         writer = asyncio.create_task(self._write(socket))
         try:
             async for frame in socket:
@@ -199,7 +200,7 @@ class SchedulerClient:
             pending.answer.set_exception(_refused(message))
 
 
-def _submit(pending: _Pending) -> Submit:
+def _submit(pending: _Pending, waited_s: float = 0.0) -> Submit:
     request = pending.request
     return Submit(
         request_id=request.request_id,
@@ -212,7 +213,7 @@ def _submit(pending: _Pending) -> Submit:
         ttft_deadline_s=request.ttft_deadline_s,
         max_queue_s=request.max_queue_s,
         prefix_blocks=request.prefix_blocks,
-        age_s=request.age_s + time.monotonic() - pending.since_s,
+        age_s=request.age_s + waited_s,
         avoid_replica=request.avoid_replica,
     )
 

@@ -32,7 +32,7 @@ from serving.simulation.replica import ReplicaModel
 from serving.simulation.results import SimulatedRun, refusals, shares, slo_attainment, ttft_summary
 from serving.simulation.trace import RequestClass, capacity_rps, poisson_trace
 from serving.simulation.verdicts import (
-    SJF_SLOW_AGEING,
+    SJF_FAST_AGEING,
     PolicyRow,
     Verdict,
     judge_edf,
@@ -42,10 +42,10 @@ from serving.simulation.verdicts import (
 
 VERB = "study-policies"
 ORDERS: tuple[str, ...] = get_args(SchedulerConfig.model_fields["order"].annotation)
-# Every order with its default settings, and `sjf` once more with ageing that a long overload cannot outrun.
+# Every order with its default settings, and `sjf` once more with ageing so fast that a long overload outruns it.
 POLICIES: dict[str, dict[str, object]] = {
     **{order: {"order": order} for order in ORDERS},
-    SJF_SLOW_AGEING: {"order": "sjf", "ageing_tokens_per_s": 2},
+    SJF_FAST_AGEING: {"order": "sjf", "ageing_tokens_per_s": 20},
 }
 LOADS = (0.7, 0.9, 1.0, 1.1, 1.2)
 FAIR_LOAD = 6.6  # at 10:1 the smaller tenant then offers 0.6 of capacity, more than its half

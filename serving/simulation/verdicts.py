@@ -10,7 +10,7 @@ from serving.simulation.results import TtftSummary
 SJF_MAX_RATIO = 0.5
 FAIR_MAX_RATIO = 1.2
 SJF_LOAD = 1.2
-SJF_SLOW_AGEING = "sjf, ageing 2"
+SJF_FAST_AGEING = "sjf, ageing 20"
 EDF_LOADS = (0.9, 1.0, 1.1)
 
 
@@ -19,7 +19,7 @@ class PolicyRow:
     """Figures of one policy at one load.
 
     Attributes:
-        policy: an order with its default settings, or `SJF_SLOW_AGEING`.
+        policy: an order with its default settings, or `SJF_FAST_AGEING`.
         load: offered requests over capacity.
         slo_attainment: share of all arrivals with the first token in time, 0 to 1; refused, expired and late
             requests are misses.
@@ -55,7 +55,7 @@ def judge_sjf(rows: Sequence[PolicyRow]) -> list[Verdict]:
     """`sjf` halves the short requests' median TTFT in overload; without told deadlines, so all wait alike."""
     fcfs_s = _row(rows, "fcfs", SJF_LOAD).short_ttft.p50_s
     verdicts = []
-    for policy in ("sjf", SJF_SLOW_AGEING):
+    for policy in ("sjf", SJF_FAST_AGEING):
         sjf_s = _row(rows, policy, SJF_LOAD).short_ttft.p50_s
         verdicts.append(
             Verdict(

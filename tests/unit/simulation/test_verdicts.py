@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from serving.simulation.results import TtftSummary
-from serving.simulation.verdicts import SJF_SLOW_AGEING, PolicyRow, judge_edf, judge_fair, judge_sjf
+from serving.simulation.verdicts import SJF_FAST_AGEING, PolicyRow, judge_edf, judge_fair, judge_sjf
 
 NONE_SERVED = TtftSummary(0, None, None, None)
 
@@ -38,10 +38,10 @@ def test_sjf_must_halve_the_short_median(fcfs_s: float | None, sjf_s: float | No
         row("sjf", 0.7, short_ttft=short(1.0)),
         row("fcfs", 1.2, short_ttft=short(fcfs_s)),
         row("sjf", 1.2, short_ttft=short(sjf_s)),
-        row(SJF_SLOW_AGEING, 1.2, short_ttft=short(0.1)),
+        row(SJF_FAST_AGEING, 1.2, short_ttft=short(0.1)),
     ]
-    verdict, slow_ageing = judge_sjf(rows)
-    assert slow_ageing.is_met is (fcfs_s is not None), "each on its own figures"
+    verdict, fast_ageing = judge_sjf(rows)
+    assert fast_ageing.is_met is (fcfs_s is not None), "each on its own figures"
     assert verdict.is_met is is_met
     assert str(verdict).startswith("met: " if is_met else "NOT MET: ")
     assert ("Ageing" in str(verdict)) is not is_met, "explained when it is not met"
