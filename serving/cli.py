@@ -28,7 +28,6 @@ from serving.doctor import Check, Status
 from serving.lab_state import AlreadyRunningError, NotRunningError
 from serving.progress import progress
 
-
 MAX_REFUSALS_SHOWN = 5
 
 
