@@ -153,6 +153,8 @@ def up(config_file: Path | None, detach: bool, timeout_s: float, run_id: str | N
     """
     path = find_config(config_file)
     lab = config.load(path)
+    if run_id is None:
+        _have_model(lab, path)
     if detach:
         _up_detached(lab, path, timeout_s)
     else:
@@ -166,6 +168,23 @@ def up(config_file: Path | None, detach: bool, timeout_s: float, run_id: str | N
             announce=_say_err,
             log_path=lab_state.log_path(lab_state.state_dir()) if run_id else None,
         )
+
+
+def _have_model(lab: LabConfig, path: Path) -> None:
+    """Before anything starts: prepare the default model on first use, or see that the named one is there.
+
+    Raises:
+        ConfigError: the named directory holds no checkpoint.
+    """
+    if not any(lane.engine == "vllm" for lane in lab.lanes):
+        return
+    if lab.model.path == "auto" and not model_store.is_prepared(model_store.default_model_path()):
+        with progress() as say:
+            model_store.prepare(say)
+    try:
+        model_store.resolve(lab.model.path)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def _deployments() -> supervisor.Lab:
@@ -381,10 +400,8 @@ def demo(config_file: Path | None) -> None:
     faults = [check for check in _examine(lab) if check.status is Status.FAIL]
     if faults:
         raise TandemError("\n".join(["this machine cannot run the lab:", *check_lines(faults)]))
-    if lab.model.path == "auto":
-        _step("model")
-        with progress() as say:
-            model_store.prepare(say)
+    _step("model")
+    _have_model(lab, path)
     _step("lab")
     _up_detached(lab, path, START_TIMEOUT_S)
     # The table is the demo's result: it is shown last, after the lab is down.

@@ -10,18 +10,23 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, field_validator, model_validator
 
 from serving.core.errors import ConfigError
 from serving.core.lane import Strategy
 
+Host = Annotated[str, Field(min_length=1, max_length=253)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.\-]{0,62}$")]
 Seconds = Annotated[float, Field(gt=0, le=3600)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
+MAX_NODES = 100_000
+
+
 class _Settings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # strict: YAML has types of its own; `true` is no port and "2" is no count.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class ModelConfig(_Settings):
@@ -37,7 +42,7 @@ class ModelConfig(_Settings):
 class GatewayConfig(_Settings):
     """The OpenAI-compatible front door."""
 
-    host: str = "127.0.0.1"
+    host: Host = "127.0.0.1"
     port: Port = 8000
     replicas: int = Field(1, ge=1, le=64)
     max_body_bytes: int = Field(1_048_576, ge=1024, le=67_108_864)
@@ -72,19 +77,19 @@ class SchedulerConfig(_Settings):
     tenant_queue_share: float = Field(1, gt=0, le=1)  # part of the queue that one tenant may fill
     order: Literal["fcfs", "priority", "sjf", "edf", "fair"] = "fcfs"
     ageing_tokens_per_s: float = Field(2, ge=0, le=1_000_000)  # sjf: what a second of waiting is worth
-    bands: tuple[BandConfig, ...] = (
+    bands: Annotated[tuple[BandConfig, ...], Strict(False)] = (
         BandConfig(name="high"),
         BandConfig(name="normal"),
         BandConfig(name="low"),
     )
     default_band: Name = "normal"
-    tenants: tuple[TenantConfig, ...] = ()
+    tenants: Annotated[tuple[TenantConfig, ...], Strict(False)] = ()
     placement: Literal["least_outstanding", "power_of_two", "prefix_affinity"] = "least_outstanding"
     prefix_gap_tokens: int = Field(1024, ge=0)  # prefix_affinity: load beats locality above this gap
     breaker_failures: int = Field(3, ge=1, le=1000)  # in a row; they open a replica's breaker
     breaker_cooldown_s: Seconds = 5
     drain_timeout_s: Seconds = 30  # how long running streams may go on when the lab or a replica stops
-    seed: int = 0  # of the random choice between equally loaded replicas
+    seed: int = Field(0, ge=0, le=2**63 - 1)  # of the random choice between equally loaded replicas
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:
@@ -138,7 +143,7 @@ class SimulatedProfile(_Settings):
     step_ms_per_request: float = Field(0, ge=0, le=60_000)
     acceptance_rate: float = Field(0, ge=0, le=1)
     num_speculative_tokens: int = Field(0, ge=0, le=16)
-    seed: int = 0
+    seed: int = Field(0, ge=0, le=2**63 - 1)
 
 
 class AutoscalingConfig(_Settings):
@@ -161,7 +166,7 @@ class LaneConfig(_Settings):
     """One decoding strategy with its own replicas."""
 
     name: Name
-    strategy: Strategy
+    strategy: Annotated[Strategy, Strict(False)]
     engine: Literal["vllm", "simulated"] = "vllm"
     replicas: int = Field(1, ge=1, le=1000)
     max_num_seqs: int = Field(16, ge=1, le=4096)
@@ -214,7 +219,7 @@ class LabConfig(_Settings):
     model: ModelConfig = ModelConfig()
     gateway: GatewayConfig = GatewayConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
-    lanes: tuple[LaneConfig, ...] = Field(min_length=1)
+    lanes: Annotated[tuple[LaneConfig, ...], Strict(False)] = Field(min_length=1)
 
     @field_validator("lanes")
     @classmethod
@@ -259,13 +264,17 @@ def load(path: Path) -> LabConfig:
         ConfigError: with the file, and for each fault the key, the value and the bound.
     """
     try:
-        data = yaml.load(path.read_text(), Loader=_StrictLoader)
+        text = path.read_text()
+        _bounded(yaml.compose(text, Loader=_StrictLoader))
+        data = yaml.load(text, Loader=_StrictLoader)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not YAML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deeply") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected a mapping at the top, got {type(data).__name__}")
     try:
@@ -273,6 +282,26 @@ def load(path: Path) -> LabConfig:
     except ValidationError as error:
         faults = _without_echoes(error.errors())
         raise ConfigError("\n".join(f"{path}: {_explain(fault)}" for fault in faults)) from None
+
+
+def _bounded(root: yaml.Node | None) -> None:
+    """Refuse a few lines of aliases that stand for millions of values.
+
+    Raises:
+        ConfigError: the document, its aliases written out, holds more than `MAX_NODES` values.
+    """
+    sizes: dict[int, int] = {}
+
+    def size(node: yaml.Node) -> int:
+        if id(node) not in sizes:
+            sizes[id(node)] = 1  # an alias within its own anchor counts once
+            children = node.value if isinstance(node, yaml.CollectionNode) else []
+            flat = [part for child in children for part in (child if isinstance(child, tuple) else (child,))]
+            sizes[id(node)] = 1 + sum(map(size, flat))
+        return sizes[id(node)]
+
+    if root is not None and (total := size(root)) > MAX_NODES:
+        raise ConfigError(f"{total} values with all aliases written out; the limit is {MAX_NODES}")
 
 
 def _without_echoes(faults: list[Any]) -> list[Any]:
@@ -289,4 +318,8 @@ def _explain(fault: Any) -> str:
         return f"{key}: missing"
     if fault["type"] == "value_error":
         return f"{key}: {message}"
+    if fault["type"] == "too_short":
+        return f"{key} = {fault['input']!r}: at least {fault['ctx']['min_length']} must be given"
+    if fault["type"] in ("model_type", "model_attributes_type"):
+        return f"{key} = {fault['input']!r}: expected keys and values"
     return f"{key} = {fault['input']!r}: {message[0].lower()}{message[1:]}"

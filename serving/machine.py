@@ -64,6 +64,17 @@ def gpus() -> list[dict[str, Any]]:
     return parse_gpus(done.stdout)
 
 
+def host_fault(host: str) -> str | None:
+    """Why no server could listen on that host at all, in the system's words; None when one could."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)
+    except (OSError, UnicodeError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return None
+
+
 def port_fault(host: str, port: int) -> str | None:
     """Why a server could not listen on host:port now, in the system's words; None when it could."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -282,6 +282,28 @@ def test_run_module_passes_exit_code_and_output_through(checkout: Path) -> None:
         assert out.read() == "['--a', 'b']\n"
 
 
+def test_up_prepares_the_default_model_on_first_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path))
+    monkeypatch.setattr(model_store, "prepare", lambda say: steps.append("prepare"))
+    monkeypatch.setattr(model_store, "resolve", lambda path: tmp_path)
+    monkeypatch.setattr(cli, "_up_detached", lambda *args: steps.append("up"))
+    assert run("up", "--detach").exit_code == 0
+    assert steps == ["prepare", "up"]
+
+
+@pytest.mark.parametrize("options", [(), ("--detach",)])
+def test_a_model_that_is_not_there_is_a_config_fault_before_anything_starts(
+    options: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = tmp_path / "lab.yaml"
+    path.write_text("model: {path: /nope}\nlanes: [{name: b, strategy: batched}]\n")
+    result = run("up", "--config", str(path), *options)
+    assert result.exit_code == cli.ExitCode.USAGE
+    assert f"{path}: model.path = '/nope'" in result.stderr
+    assert "Ray" not in result.stderr
+
+
 @pytest.fixture
 def demo(monkeypatch: pytest.MonkeyPatch) -> Callable[[Modules], list[str]]:
     """A demo in which everything but the order of its steps is replaced."""
@@ -293,7 +315,9 @@ def demo(monkeypatch: pytest.MonkeyPatch) -> Callable[[Modules], list[str]]:
             return lambda *args, **kwargs: steps.append(step)
 
         monkeypatch.setattr(doctor, "examine", lambda *args, **kwargs: [OK])
+        monkeypatch.setattr(model_store, "is_prepared", lambda path: False)
         monkeypatch.setattr(model_store, "prepare", note("prepare"))
+        monkeypatch.setattr(model_store, "resolve", lambda path: Path(path))
         monkeypatch.setattr(cli, "_up_detached", note("up"))
         monkeypatch.setattr(cluster, "stop_running", note("down"))
         monkeypatch.setattr(cli, "run_module", modules)
