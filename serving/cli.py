@@ -44,6 +44,7 @@ class ExitCode(IntEnum):
 
 START_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 60.0
+STOP_MARGIN_S = 30.0
 # How much longer a detached start is waited for than the supervisor gives itself: it stops what it started.
 DETACHED_MARGIN_S = 60.0
 CHILD_STOP_LIMIT_S = 20.0
@@ -218,14 +219,12 @@ def _up_detached(lab: LabConfig, path: Path, timeout_s: float) -> None:
 @click.option(
     "--timeout-s",
     type=click.FloatRange(1, 3600),
-    default=STOP_TIMEOUT_S,
-    show_default=True,
-    help="Kill what has not stopped by then.",
+    help="Kill what has not stopped by then.  [default: the config's scheduler.drain_timeout_s + 30]",
 )
-def down(timeout_s: float) -> None:
+def down(timeout_s: float | None) -> None:
     """Stop the lab and whatever is left of it. Does nothing, and says so, when none is running."""
     with progress() as say:
-        stopped = cluster.stop_running(timeout_s=timeout_s, say=say)
+        stopped = cluster.stop_running(timeout_s=timeout_s or _stop_limit_s(), say=say)
     _say_err("no lab is running" if stopped is None else "stopped: no process and no port is left")
 
 
@@ -374,6 +373,17 @@ def doctor_verb(config_file: Path | None, as_json: bool) -> None:
         _exit(ExitCode.FAILED)
 
 
+def _stop_limit_s() -> float:
+    """How long the running lab may take to stop, by the config it was started with."""
+    state = lab_state.read(lab_state.state_dir())
+    if state is None:
+        return STOP_TIMEOUT_S
+    try:
+        return config.load(Path(state.config_path)).scheduler.drain_timeout_s + STOP_MARGIN_S
+    except ConfigError:
+        return STOP_TIMEOUT_S  # the file has changed or gone since
+
+
 def _examine(lab: LabConfig) -> list[Check]:
     state = lab_state.read(lab_state.state_dir())
     return doctor.examine(lab, our_ports=state.ports if state is not None and state.is_alive else ())
@@ -414,7 +424,7 @@ def demo(config_file: Path | None) -> None:
             _step("stop")
             try:
                 with progress() as say:
-                    cluster.stop_running(timeout_s=STOP_TIMEOUT_S, say=say)
+                    cluster.stop_running(timeout_s=_stop_limit_s(), say=say)
             finally:
                 result.seek(0)
                 click.echo(result.read(), nl=False)

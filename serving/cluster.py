@@ -151,7 +151,8 @@ def _stop_supervisor(state: LabState, directory: Path, timeout_s: float, say: Sa
 def look() -> dict[str, Any]:
     """How the lab stands, as JSON.
 
-    `state` is one of `ready`, `starting`, `stopping`, `unreachable` (should be ready, does not answer),
+    `state` is one of `ready`, `starting`, `stopping`, `degraded` (serves, but a lane has no ready replica),
+    `unreachable` (should be ready, does not answer),
     `died` (the supervisor is gone, its state file is not) and `not_running`. `scheduler` is the gateway's
     answer to GET /scheduler, or None.
     """
@@ -173,6 +174,8 @@ def look() -> dict[str, Any]:
         try:
             fetch(state.url + "/health")
             found["scheduler"] = json.loads(fetch(state.url + "/scheduler"))
+            if empty := [lane["lane"] for lane in found["scheduler"]["lanes"] if not lane["replicas"]]:
+                found |= {"state": "degraded", "progress": f"no ready replica: {', '.join(empty)}"}
         except (OSError, ValueError) as error:
             found |= {"state": "unreachable", "progress": f"{state.url} does not answer: {error}"}
     return found

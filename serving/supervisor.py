@@ -22,12 +22,19 @@ from serving.config import LabConfig
 from serving.core.errors import ConfigError
 from serving.lab_state import LabState, Phase, StartFailedError
 from serving.machine import host_fault, port_fault
-from serving.sweep import GRACE_S, RUN_ID_VARIABLE, clean_up, clear_stale
+from serving.sweep import (
+    GRACE_S,
+    RUN_ID_VARIABLE,
+    clean_up,
+    clear_stale,
+    remove_shared_memory,
+    shared_memory_of,
+)
 
 Say = Callable[[str], None]
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-STOP_LIMIT_S = 45.0  # draining and Ray's own shutdown; less than what `tandem down` waits
+STOP_MARGIN_S = 15.0  # Ray's own shutdown, on top of the drain limit; less than what `tandem down` waits
 HURRIED_GRACE_S = 1.0
 
 
@@ -217,7 +224,7 @@ def supervise(
             finally:
                 signals.disarm()
                 with show() as say:
-                    _stop(lab, file, signals, say)
+                    _stop(lab, file, signals, say, config.scheduler.drain_timeout_s + STOP_MARGIN_S)
                 announce("stopped")
 
 
@@ -244,19 +251,21 @@ def _first_state(config: LabConfig, config_path: Path, run_id: str, log_path: Pa
     )
 
 
-def _stop(lab: Lab | None, file: _StateFile, signals: _StopSignals, say: Say) -> None:
+def _stop(lab: Lab | None, file: _StateFile, signals: _StopSignals, say: Say, limit_s: float) -> None:
     _update(file, say, Phase.STOPPING, "stopping: draining and shutting down")
     grace_s = GRACE_S
+    segments = shared_memory_of(file.state.run_id)
     try:
         if lab is not None:
-            with signals.hurriable(STOP_LIMIT_S):
+            with signals.hurriable(limit_s):
                 lab.stop()
     except StopRequested as request:
-        why = f"not done in {STOP_LIMIT_S:g} s" if request.number == signal.SIGALRM else "hurried"
+        why = f"not done in {limit_s:g} s" if request.number == signal.SIGALRM else "hurried"
         say(f"stopping: {why}, ending the processes")
         grace_s = HURRIED_GRACE_S
     finally:
         clean_up(lab_state.state_dir(), file.state, say, grace_s)
+        remove_shared_memory(segments)
 
 
 def _need_free_port(config: LabConfig) -> None:

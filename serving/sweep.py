@@ -6,6 +6,7 @@ Every process of a lab carries TANDEM_RUN_ID in its environment; the sweep knows
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -27,6 +28,7 @@ ZOMBIE_LIMIT_S = 2.0
 PORT_LIMIT_S = 10.0
 POLL_S = 0.1
 ROUNDS = 5
+SEGMENT = re.compile(r"/dev/shm/psm_[0-9a-f]+")
 
 
 class SweepError(TandemError):
@@ -40,8 +42,10 @@ def clean_up(directory: Path, state: LabState, say: Say, grace_s: float = GRACE_
         SweepError: a process survived (the state file stays), or a port is still in use.
     """
     say("stopping: ending what is left of the lab")
+    segments = shared_memory_of(state.run_id)
     for name in sweep(state.run_id, grace_s):
         say(f"stopping: ended {name}")
+    remove_shared_memory(segments)
     lab_state.remove(directory)
     _wait_for_ports(state, say)
 
@@ -56,6 +60,24 @@ def _wait_for_ports(state: LabState, say: Say) -> None:
                 "another program has it (`ss -ltnp` shows which)"
             )
         time.sleep(POLL_S)
+
+
+def shared_memory_of(run_id: str) -> set[Path]:
+    """Shared memory segments of multiprocessing that the run's processes have mapped now."""
+    found: set[Path] = set()
+    for process in processes_of(run_id):
+        try:
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
+        except OSError:
+            continue  # it ended meanwhile
+        found |= {Path(path) for path in SEGMENT.findall(maps)}
+    return found
+
+
+def remove_shared_memory(segments: set[Path]) -> None:
+    """Remove segments that their processes left behind, as engines do that are ended by a signal."""
+    for segment in segments:
+        segment.unlink(missing_ok=True)
 
 
 def clear_stale(directory: Path, say: Say) -> None:

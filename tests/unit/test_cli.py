@@ -170,7 +170,6 @@ def test_status_when_ready_is_0_and_shows_lanes_and_replicas(monkeypatch: pytest
     broken = replica | {"replica": "batched-2", "breaker": "open", "running": 0}
     lanes = [
         {"lane": "batched", "strategy": "batched", "waiting": 7, "replicas": [replica, broken]},
-        {"lane": "empty", "strategy": "batched", "waiting": 0, "replicas": []},
     ]
     scheduler = {
         "lanes": lanes,
@@ -192,7 +191,6 @@ def test_status_when_ready_is_0_and_shows_lanes_and_replicas(monkeypatch: pytest
     assert result.exit_code == 0
     rows = [line.split() for line in result.stdout.splitlines()]
     assert ["batched", "batched", "7", "batched-1", "yes", "3", "of", "16", "99"] in rows
-    assert ["empty", "batched", "0", "-", "no", "-", "-"] in rows
     assert ["batched", "batched", "7", "batched-2", "breaker", "open", "0", "of", "16", "99"] in rows
     for line in (
         "order priority, placement least_outstanding, 2 gateway(s), 3 running, 7 waiting",
@@ -204,6 +202,23 @@ def test_status_when_ready_is_0_and_shows_lanes_and_replicas(monkeypatch: pytest
     ):
         assert line in result.stdout
     assert json.loads(run("status", "--json").stdout)["scheduler"] == scheduler
+
+
+def test_a_lane_without_a_ready_replica_is_degraded_and_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_state()
+    lanes = [{"lane": "empty", "strategy": "batched", "waiting": 0, "replicas": []}]
+    answers = {"/health": b"", "/scheduler": json.dumps({"lanes": lanes}).encode()}
+    monkeypatch.setattr(cluster, "fetch", lambda url: answers[url.removeprefix("http://127.0.0.1:18999")])
+    result = run("status", "--json")
+    assert result.exit_code == cli.ExitCode.FAILED
+    found = json.loads(result.stdout)
+    assert (found["state"], found["progress"]) == ("degraded", "no ready replica: empty")
+    console = Console(file=io.StringIO(), width=80)
+    console.print(cli.lane_table({"lanes": lanes}))
+    assert isinstance(console.file, io.StringIO)
+    assert ["empty", "batched", "0", "-", "no", "-", "-"] in [
+        line.split() for line in console.file.getvalue().splitlines()
+    ]
 
 
 def test_the_lane_table_fits_a_terminal_of_80_columns() -> None:

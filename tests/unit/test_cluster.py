@@ -18,7 +18,7 @@ import pytest
 from serving import cluster, lab_state
 from serving.core.errors import TandemError
 from serving.lab_state import AlreadyRunningError, LabState, Phase, StartFailedError
-from serving.sweep import RUN_ID_VARIABLE, processes_of, sweep
+from serving.sweep import RUN_ID_VARIABLE, processes_of, remove_shared_memory, shared_memory_of, sweep
 
 CHECKOUT = Path(__file__).parents[2]
 SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
@@ -282,6 +282,36 @@ def test_the_sweep_ends_its_own_run_and_nothing_else(run_id: str) -> None:
         for process in (ours, stubborn, *others):
             process.kill()
             process.wait()
+
+
+def test_shared_memory_that_a_killed_process_left_is_removed_and_no_other(
+    run_id: str, tmp_path: Path
+) -> None:
+    program = (
+        "from multiprocessing import resource_tracker, shared_memory; import pathlib, sys, time; "
+        "segment = shared_memory.SharedMemory(create=True, size=4096); "
+        "resource_tracker.unregister(segment._name, 'shared_memory'); "
+        "pathlib.Path(sys.argv[1]).write_text(segment.name); print('up', flush=True); time.sleep(60)"
+    )
+    names = [tmp_path / "ours", tmp_path / "other"]
+    children = [
+        start_marked([sys.executable, "-c", program, str(name)], mark)
+        for name, mark in zip(names, (run_id, None), strict=True)
+    ]
+    ours, other = (Path("/dev/shm") / name.read_text() for name in names)
+    try:
+        segments = shared_memory_of(run_id)
+        assert segments == {ours}
+        sweep(run_id, grace_s=0.1)
+        assert ours.exists(), "the process left it behind"
+        remove_shared_memory(segments)
+        assert not ours.exists()
+        assert other.exists()
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+        other.unlink()
 
 
 def test_the_sweep_of_an_unknown_run_ends_nothing() -> None:
