@@ -12,6 +12,7 @@ from locust.env import Environment
 from locust.exception import StopUser
 # isort: on
 
+import math
 import signal
 import sys
 import time
@@ -69,6 +70,10 @@ class Stop:
         self.signal = number
         if self.stage is not None:
             self.stage.stop(ClientReason.INTERRUPTED)
+
+
+MAX_CONCURRENCY = 1024  # users of one process
+MAX_STAGE_S = 86_400
 
 
 class StageUser(User):  # type: ignore[misc]
@@ -179,7 +184,10 @@ class Bench:
 
 
 def _names(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
-    return tuple(part.strip() for part in value.split(",") if part.strip()) if value else ()
+    names = tuple(part.strip() for part in value.split(",") if part.strip()) if value else ()
+    if value is not None and not names:
+        raise click.BadParameter(f"{value!r} names nothing")
+    return names
 
 
 def _levels(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
@@ -187,9 +195,15 @@ def _levels(context: click.Context, parameter: click.Parameter, value: str | Non
         levels = tuple(int(name) for name in _names(context, parameter, value))
     except ValueError:
         raise click.BadParameter(f"{value!r} is not a list of whole numbers, such as 1,4,8") from None
-    if not levels or min(levels) < 1:
-        raise click.BadParameter(f"{value!r}: each level must be at least 1")
+    if min(levels) < 1 or max(levels) > MAX_CONCURRENCY:
+        raise click.BadParameter(f"{value!r}: each level must be in 1..{MAX_CONCURRENCY}")
     return tuple(sorted(set(levels)))
+
+
+def _finite(_context: click.Context, _parameter: click.Parameter, value: float) -> float:
+    if math.isnan(value):
+        raise click.BadParameter("nan is no time")
+    return value
 
 
 @click.command(
@@ -201,7 +215,12 @@ def _levels(context: click.Context, parameter: click.Parameter, value: str | Non
 @click.option("--concurrency", callback=_levels, default="1,4,8", show_default=True, help="Users at once.")
 @click.option("--output-tokens", type=click.IntRange(2), default=DEFAULT_OUTPUT_TOKENS, show_default=True)
 @click.option(
-    "--max-stage-s", type=float, default=DEFAULT_MAX_STAGE_S, show_default=True, help="Cut a stage then."
+    "--max-stage-s",
+    type=click.FloatRange(0.1, MAX_STAGE_S),
+    callback=_finite,
+    default=DEFAULT_MAX_STAGE_S,
+    show_default=True,
+    help="Cut a stage then.",
 )
 @click.option("--name", default="bench", show_default=True, help="Last part of the run's directory.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Order of the prompts.")
@@ -255,6 +274,9 @@ def main(
         sys.exit(EXIT_UNREACHABLE)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+    except OSError as error:
+        where = f"{error.filename}: {error.strerror}"
+        raise click.UsageError(f"the run's directory cannot be made: {where} (--out, --runs-dir)") from None
     sys.exit(_run(plan, directory, started_at, description, as_json))
 
 
