@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 
 from loadtest.crossover import Crossover, find_crossovers
 from loadtest.lab import Scrape
+from loadtest.load import ClosedLoop
 from loadtest.record import RequestRecord, read_records
 from loadtest.rundir import REQUESTS_FILE, RunFile, RunInfo, StageRun, read_run
 from serving.core.latency import e2e_latency_s, inter_chunk_latencies_s, percentile, tpot_s, ttft_s
@@ -130,7 +131,7 @@ def summarize(run: RunFile, records: Sequence[RequestRecord]) -> Summary:
     for record in records:
         label = record.label
         if not label.is_warmup:
-            by_stage[f"{label.lane}/{label.workload}/{label.concurrency}"].append(record)
+            by_stage[label.stage].append(record)
     stages = tuple(
         summarize_stage(stage, by_stage[stage.plan.key], run.run.output_tokens) for stage in run.stages
     )
@@ -160,7 +161,7 @@ def summarize_stage(stage: StageRun, records: Sequence[RequestRecord], output_to
     return StageSummary(
         lane=stage.plan.lane,
         workload=stage.plan.workload,
-        concurrency=stage.plan.concurrency,
+        concurrency=stage.plan.load.users if isinstance(stage.plan.load, ClosedLoop) else 0,
         requests=len(records),
         planned_requests=stage.plan.requests,
         failures=len(records) - len(completed),

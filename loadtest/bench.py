@@ -26,6 +26,7 @@ import click
 import gevent
 
 from loadtest import lab, report, rundir
+from loadtest.load import ClosedLoop
 from loadtest.locustfile import report_to_locust
 from loadtest.plan import (
     DEFAULT_MAX_STAGE_S,
@@ -134,7 +135,8 @@ class Bench:
         self._environment.stage = stage
         self._stop.stage = stage
         started_at_s = self.clock()
-        self._runner.start(plan.concurrency, spawn_rate=plan.concurrency)
+        assert isinstance(plan.load, ClosedLoop)
+        self._runner.start(plan.load.users, spawn_rate=plan.load.users)
         self._watch(number, stage, started_at_s)
         finished_at_s = self.clock()
         self._runner.stop()
@@ -168,7 +170,7 @@ class Bench:
         left_s = time_left_s(stages, number, share, now_s)
         return (
             f"stage {number + 1} of {len(stages)}: {stage.plan.lane}, {stage.plan.workload}, "
-            f"concurrency {stage.plan.concurrency}: {stage.num_finished} of {stage.plan.requests} requests; "
+            f"{stage.plan.load.label}: {stage.num_finished} of {stage.plan.requests} requests; "
             f"about {left_s:.0f} s left"
         )
 
@@ -180,7 +182,7 @@ class Bench:
         self._keep(record)
         self.num_records += 1
         label = record.label
-        report_to_locust(self._environment, f"{label.lane}/{label.workload}/{label.concurrency}", record)
+        report_to_locust(self._environment, label.stage, record)
 
 
 def _names(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...]:

@@ -89,6 +89,6 @@ class ChatUser(User):  # type: ignore[misc]
             number=number,
             output_tokens=options.output_tokens,
         )
-        label = RequestLabel(f"locust-{uuid.uuid4().hex}", options.lane, options.workload, 0, number)
+        label = RequestLabel(f"locust-{uuid.uuid4().hex}", options.lane, options.workload, "locust", number)
         record = self.client.send(label, body, scheduled_at_s=time.perf_counter())
         report_to_locust(self.environment, f"{record.served_by_lane or 'none'}/{options.workload}", record)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from loadtest.load import ClosedLoop, Load
 from loadtest.workload import load_workload
 from serving.core.lane import Strategy
 
@@ -23,32 +24,32 @@ DEFAULT_MAX_STAGE_S = 180.0
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """One lane under one workload at one level of concurrency.
+    """One lane under one workload and one load.
 
     Attributes:
-        concurrency: users that each send their next request when the last one ended, >= 1.
-        requests: how many they send in all, >= concurrency.
+        load: users in a closed loop, arrivals at a rate, or a trace.
+        requests: how many are sent in all; in a closed loop at least one for each user.
         first_prompt: number of the first prompt; the stage uses `requests` prompts from there on.
         max_stage_s: time box; a stage that reaches it is cut and marked.
         estimated_s: how long it should take.
+        repeat: 0 for the first time this stage runs, 1 for the second, and so on.
     """
 
     lane: str
     workload: str
-    concurrency: int
+    load: Load
     requests: int
     first_prompt: int = 0
     max_stage_s: float = DEFAULT_MAX_STAGE_S
     estimated_s: float = 10.0
+    repeat: int = 0
 
     def __post_init__(self) -> None:
         load_workload(self.workload)
-        if self.concurrency < 1:
-            raise ValueError(f"stage {self.key}: concurrency={self.concurrency} must be at least 1")
-        if self.requests < self.concurrency:
+        fewest = self.load.users if isinstance(self.load, ClosedLoop) else 1
+        if self.requests < fewest:
             raise ValueError(
-                f"stage {self.key}: requests={self.requests} is below concurrency={self.concurrency}; "
-                "some users would send nothing"
+                f"stage {self.key}: requests={self.requests} is below {fewest}: some users would send nothing"
             )
         if self.first_prompt < 0:
             raise ValueError(f"stage {self.key}: first_prompt={self.first_prompt} must be at least 0")
@@ -56,8 +57,13 @@ class StagePlan:
             raise ValueError(f"stage {self.key}: max_stage_s={self.max_stage_s} must be above 0")
 
     @property
+    def group(self) -> str:
+        """What the repeats of one stage share."""
+        return f"{self.lane}/{self.workload}/{self.load.label}"
+
+    @property
     def key(self) -> str:
-        return f"{self.lane}/{self.workload}/{self.concurrency}"
+        return self.group + (f"/repeat {self.repeat + 1}" if self.repeat else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +145,7 @@ def plan_stages(
         StagePlan(
             lane=lane,
             workload=workload,
-            concurrency=level,
+            load=ClosedLoop(level),
             requests=num_requests(strategy, level),
             first_prompt=first_prompts[level],
             max_stage_s=max_stage_s,

@@ -7,11 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
 from serving.core.latency import RequestTimeline
 from serving.core.request import Outcome
+
+
+StampedBy = Literal["kernel", "process"]
 
 
 class ClientReason(StrEnum):
@@ -26,6 +30,7 @@ class ClientReason(StrEnum):
     NO_USAGE = "no_usage"  # ended well, but without the token counts that were asked for
     NO_TEXT = "no_text"  # ended well, but without any text, so without a first token
     STAGE_TIME_UP = "stage_time_up"  # cancelled by the load tool: the stage reached its time box
+    STAGE_HOPELESS = "stage_hopeless"  # cancelled by the load tool: the stage was decided before its end
     INTERRUPTED = "interrupted"  # cancelled by the load tool: the user stopped the run
 
 
@@ -34,6 +39,7 @@ class RequestLabel:
     """Where a request belongs: its stage, and its place in it.
 
     Attributes:
+        stage: key of the stage, as `StagePlan.key` gives it.
         number: number of its prompt in the workload's order.
         is_warmup: sent before the lane's first stage, and left out of every figure.
     """
@@ -41,7 +47,7 @@ class RequestLabel:
     request_id: str
     lane: str
     workload: str
-    concurrency: int
+    stage: str
     number: int
     is_warmup: bool = False
 
@@ -55,11 +61,15 @@ class RequestRecord:
         sent_at_s: when its first byte was handed to an open connection.
         first_byte_at_s: when the status line and headers were there.
         chunk_at_s: arrival of each chunk with text.
+        chunk_tokens: output tokens that each of them brought, where the server counts as it goes; else None.
         finished_at_s: arrival of the closing [DONE]; for a request that did not complete, its end.
         reason: None when completed; else the server's reason, a `ClientReason`, or `http_<status>`.
         error: the error in words, None when completed.
         output_tokens: the server's usage, never a count of chunks.
         num_reconnects: stale keep-alive connections replaced before this request got through.
+        retry_after_s: what a refusal asked for. The load tool never retries; it only notes it.
+        stamped_by: who stamped arrivals: the kernel as a packet came in, or this process when it got to read it.
+        read_lag_s: the longest time that data lay in the kernel before this process read it; None when not known.
     """
 
     label: RequestLabel
@@ -69,6 +79,7 @@ class RequestRecord:
     sent_at_s: float | None = None
     first_byte_at_s: float | None = None
     chunk_at_s: tuple[float, ...] = ()
+    chunk_tokens: tuple[int, ...] | None = None
     status: int | None = None
     reason: str | None = None
     error: str | None = None
@@ -77,6 +88,9 @@ class RequestRecord:
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     num_reconnects: int = 0
+    retry_after_s: float | None = None
+    stamped_by: StampedBy = "process"
+    read_lag_s: float | None = None
     text: str = ""
 
     @property

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from gevent.event import Event
 
+from loadtest.load import ClosedLoop
 from loadtest.plan import Plan, StagePlan
 from loadtest.record import ClientReason, RequestLabel, RequestRecord
 from loadtest.sse_client import ClientSettings, StreamingClient
@@ -40,16 +41,18 @@ class Stage:
         self._settings = ClientSettings(plan.base_url, plan.connect_timeout_s, plan.idle_timeout_s)
         self._clock = clock
         self._on_record = on_record
+        assert isinstance(stage.load, ClosedLoop)
+        self._users = stage.load.users
         self._clients: list[StreamingClient] = []
         self._num_left = 0
 
     def run_user(self) -> None:
-        """Send one user's share: every `concurrency`-th request, one after another."""
+        """Send one user's share: every `users`-th request, one after another."""
         client = StreamingClient(self._settings, self._clock)
         first = len(self._clients)
         self._clients.append(client)
         try:
-            for offset in range(first, self.plan.requests, self.plan.concurrency):
+            for offset in range(first, self.plan.requests, self._users):
                 if self.stop_reason is not None:
                     break
                 self._on_record(self._send(client, self.plan.first_prompt + offset))
@@ -57,7 +60,7 @@ class Stage:
         finally:
             client.close()
             self._num_left += 1
-            if self._num_left == self.plan.concurrency:
+            if self._num_left == self._users:
                 self.done.set()
 
     def warm_up(self) -> None:
@@ -80,12 +83,12 @@ class Stage:
 
     def _send(self, client: StreamingClient, number: int, is_warmup: bool = False) -> RequestRecord:
         stage = self.plan
-        kind = "warmup" if is_warmup else f"{stage.workload}-{stage.concurrency}-{number}"
+        kind = "warmup" if is_warmup else f"{stage.workload}-{stage.load.label}-{number}".replace(" ", "-")
         label = RequestLabel(
             request_id=f"{self._run_id}-{stage.lane}-{kind}",
             lane=stage.lane,
             workload=stage.workload,
-            concurrency=1 if is_warmup else stage.concurrency,
+            stage="warmup" if is_warmup else stage.key,
             number=number,
             is_warmup=is_warmup,
         )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from loadtest.lab import ReplicaScrape, Scrape
+from loadtest.load import ClosedLoop
 from loadtest.plan import StagePlan
 from loadtest.record import RequestLabel, RequestRecord, to_row
 from loadtest.rundir import REQUESTS_FILE, RunFile, RunInfo, RunStatus, StageRun, write_run
@@ -13,6 +14,10 @@ from serving.core.request import Outcome
 from serving.core.speculation import SpeculationCounts
 
 STRATEGIES = {"sequential": "sequential", "batched": "batched", "speculative": "speculative"}
+
+
+def stage_plan(lane: str, workload: str, users: int, requests: int = 1000) -> StagePlan:
+    return StagePlan(lane, workload, ClosedLoop(users), requests)
 
 
 def record(
@@ -32,7 +37,14 @@ def record(
     """A request with evenly spaced chunks; with a reason, one that failed after them."""
     stamps = tuple(scheduled_at_s + ttft_s + gap_s * index for index in range(chunks))
     return RequestRecord(
-        label=RequestLabel(f"{lane}-{concurrency}-{number}", lane, workload, concurrency, number, is_warmup),
+        label=RequestLabel(
+            f"{lane}-{concurrency}-{number}",
+            lane,
+            workload,
+            stage_plan(lane, workload, concurrency).key,
+            number,
+            is_warmup,
+        ),
         outcome=Outcome.COMPLETED if reason is None else Outcome.FAILED,
         scheduled_at_s=scheduled_at_s,
         finished_at_s=stamps[-1] if stamps else scheduled_at_s,
@@ -44,6 +56,11 @@ def record(
         prompt_tokens=100,
         output_tokens=chunks if tokens is None else tokens,
     )
+
+
+def users_of(record: RequestRecord) -> int:
+    """The users of the closed loop that a record's stage is named after."""
+    return int(record.label.stage.rsplit("/", 1)[-1].split()[0])
 
 
 def scrape(
@@ -63,7 +80,7 @@ def stage_run(
     """The stage that these records are all of."""
     label = records[0].label
     return StageRun(
-        plan=StagePlan(label.lane, label.workload, label.concurrency, planned or len(records)),
+        plan=stage_plan(label.lane, label.workload, users_of(records[0]), planned or len(records)),
         started_at_s=0.0,
         finished_at_s=max(each.finished_at_s for each in records),
         is_cut=is_cut,

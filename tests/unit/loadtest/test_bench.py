@@ -101,7 +101,7 @@ def test_a_whole_run_tells_the_truth(tmp_path: Path) -> None:
     assert summary["run"]["seed"] == 5
     assert summary["run"]["status"] == "complete"
     assert re.search(r"4 stages, 32 requests of 20 tokens; about \d+ s expected", done.stderr)
-    assert "stage 4 of 4: slow, copy, concurrency 3" in done.stderr
+    assert "stage 4 of 4: slow, copy, 3 users" in done.stderr
     last = done.stdout.rstrip().splitlines()[-1]
     assert last.startswith("report: ")
     assert Path(last.removeprefix("report: ")).is_file()
@@ -233,7 +233,7 @@ def test_wrong_usage_is_refused_with_its_value(arguments: list[str], message: st
 def test_a_plan_file_is_followed(tmp_path: Path) -> None:
     plan = {
         "base_url": "http://127.0.0.1:1", "model": "smollm2-135m", "name": "mine", "output_tokens": 4,
-        "stages": [{"lane": "quick", "workload": "story", "concurrency": 2, "requests": 5}],
+        "stages": [{"lane": "quick", "workload": "story", "load": {"kind": "closed", "users": 2}, "requests": 5}],
     }  # fmt: skip
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     out = tmp_path / "out" / "first"

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.load import ClosedLoop
 from loadtest.plan import (
     Plan,
     StagePlan,
@@ -32,7 +33,7 @@ def test_demo_is_lane_by_lane_and_fits_its_time() -> None:
     assert len(plan.stages) == 18
     assert plan.lanes == ("sequential", "batched", "speculative")
     assert [stage.key for stage in plan.stages[:4]] == [
-        "sequential/copy/1", "sequential/copy/4", "sequential/copy/8", "sequential/story/1",
+        "sequential/copy/1 user", "sequential/copy/4 users", "sequential/copy/8 users", "sequential/story/1 user",
     ]  # fmt: skip
     assert plan.estimated_s <= 150
 
@@ -52,7 +53,8 @@ def test_lanes_share_prompts_and_levels_do_not() -> None:
     used: dict[tuple[str, int], set[int]] = {}
     for stage in demo().stages:
         prompts = set(range(stage.first_prompt, stage.first_prompt + stage.requests))
-        used[stage.lane, stage.concurrency] = prompts
+        assert isinstance(stage.load, ClosedLoop)
+        used[stage.lane, stage.load.users] = prompts
     assert used["batched", 4] == used["speculative", 4]
     # The sequential lane sends fewer requests, but none of its own.
     assert used["sequential", 8] < used["batched", 8]
@@ -68,22 +70,21 @@ def test_sequential_takes_as_long_for_each_request_whatever_the_concurrency() ->
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"concurrency": 0}, r"concurrency=0 must be at least 1"),
-        ({"requests": 3, "concurrency": 4}, r"requests=3 is below concurrency=4"),
+        ({"requests": 3, "load": ClosedLoop(4)}, r"requests=3 is below 4"),
         ({"max_stage_s": 0}, r"max_stage_s=0 must be above 0"),
         ({"first_prompt": -1}, r"first_prompt=-1 must be at least 0"),
         ({"workload": "chat"}, r"workload 'chat' is unknown"),
     ],
 )
 def test_impossible_stages_are_refused(change: dict[str, object], message: str) -> None:
-    fields = {"lane": "batched", "workload": "copy", "concurrency": 1, "requests": 4} | change
+    fields = {"lane": "batched", "workload": "copy", "load": ClosedLoop(1), "requests": 4} | change
     with pytest.raises(ValueError, match=message):
         StagePlan(**fields)  # type: ignore[arg-type]
 
 
 def test_impossible_plans_are_refused() -> None:
-    stage = StagePlan("batched", "copy", 1, 4)
-    with pytest.raises(ValueError, match="batched/copy/1 is planned twice"):
+    stage = StagePlan("batched", "copy", ClosedLoop(1), 4)
+    with pytest.raises(ValueError, match="batched/copy/1 user is planned twice"):
         Plan("http://h:1", "m", (stage, stage))
     with pytest.raises(ValueError, match="no stages"):
         Plan("http://h:1", "m", ())
@@ -106,7 +107,9 @@ def test_a_bad_plan_file_is_named_with_its_fault(tmp_path: Path) -> None:
 
 
 def test_time_left_follows_the_pace() -> None:
-    stages = [StagePlan("batched", "copy", level, level, estimated_s=10) for level in (1, 2, 3, 4)]
+    stages = [
+        StagePlan("batched", "copy", ClosedLoop(level), level, estimated_s=10) for level in (1, 2, 3, 4)
+    ]
     assert time_left_s(stages, 0, 0.0, 0.1) == pytest.approx(40)
     # Half of it took three times as long as planned: so will the rest.
     assert time_left_s(stages, 2, 0.0, 60) == pytest.approx(60)

@@ -14,7 +14,7 @@ INSTANTS = st.floats(min_value=0, max_value=1e6)
 RECORDS = st.builds(
     RequestRecord,
     label=st.builds(
-        RequestLabel, st.text(), st.text(), st.text(), st.integers(1, 99), st.integers(0, 9999), st.booleans()
+        RequestLabel, st.text(), st.text(), st.text(), st.text(), st.integers(0, 9999), st.booleans()
     ),
     outcome=st.sampled_from(Outcome),
     scheduled_at_s=INSTANTS,
@@ -40,14 +40,22 @@ def test_a_row_is_one_line_and_gives_the_record_back(record: RequestRecord) -> N
 
 def test_a_row_names_first_and_last_token() -> None:
     record = RequestRecord(
-        RequestLabel("r", "batched", "copy", 1, 0), Outcome.COMPLETED, 1.0, 2.0, chunk_at_s=(1.25, 1.5, 1.75)
+        RequestLabel("r", "batched", "copy", "batched/copy/1 user", 0),
+        Outcome.COMPLETED,
+        1.0,
+        2.0,
+        chunk_at_s=(1.25, 1.5, 1.75),
     )
     row = json.loads(to_row(record))
     assert (row["first_token_at_s"], row["last_token_at_s"]) == (1.25, 1.75)
 
 
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:
-    good = to_row(RequestRecord(RequestLabel("r", "batched", "copy", 1, 0), Outcome.COMPLETED, 1.0, 2.0))
+    good = to_row(
+        RequestRecord(
+            RequestLabel("r", "batched", "copy", "batched/copy/1 user", 0), Outcome.COMPLETED, 1.0, 2.0
+        )
+    )
     path = tmp_path / "requests.jsonl"
     path.write_text(f"{good}\n{good[:40]}\n")
     with pytest.raises(ValueError, match=r"requests\.jsonl:2: not a request record"):

@@ -25,7 +25,7 @@ from .fake_server import (
     usage_event,
 )
 
-LABEL = RequestLabel("test-1", "batched", "copy", 1, 0)
+LABEL = RequestLabel("test-1", "batched", "copy", "batched/copy/1 user", 0)
 BODY: dict[str, Any] = {"model": "m", "stream": True}
 GAP_S = 0.03
 
