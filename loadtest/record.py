@@ -58,6 +58,7 @@ class RequestRecord:
 
     Attributes:
         scheduled_at_s: when the request was due; in a closed loop, when its user was free to send it.
+        dispatched_at_s: when the load tool began on it, before it had a connection.
         sent_at_s: when its first byte was handed to an open connection.
         first_byte_at_s: when the status line and headers were there.
         chunk_at_s: arrival of each chunk with text.
@@ -66,6 +67,7 @@ class RequestRecord:
         reason: None when completed; else the server's reason, a `ClientReason`, or `http_<status>`.
         error: the error in words, None when completed.
         output_tokens: the server's usage, never a count of chunks.
+        asked_output_tokens: the exact length asked for; None where the model may stop by itself.
         num_reconnects: stale keep-alive connections replaced before this request got through.
         retry_after_s: what a refusal asked for. The load tool never retries; it only notes it.
         stamped_by: who stamped arrivals: the kernel as a packet came in, or this process when it got to read it.
@@ -76,6 +78,7 @@ class RequestRecord:
     outcome: Outcome
     scheduled_at_s: float
     finished_at_s: float
+    dispatched_at_s: float | None = None
     sent_at_s: float | None = None
     first_byte_at_s: float | None = None
     chunk_at_s: tuple[float, ...] = ()
@@ -87,6 +90,7 @@ class RequestRecord:
     served_by_replica: str | None = None
     prompt_tokens: int | None = None
     output_tokens: int | None = None
+    asked_output_tokens: int | None = None
     num_reconnects: int = 0
     retry_after_s: float | None = None
     stamped_by: StampedBy = "process"

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from loadtest.client_health import ClientCeiling, ClientHealth
 from loadtest.lab import Scrape
 from loadtest.plan import StagePlan
 
@@ -37,6 +38,8 @@ class RunInfo:
         started_at: UTC, ISO 8601. Instants of records are seconds since then.
         machine: where the load tool ran, as `serving.machine.describe` gives it.
         config, model, replicas: what the lab said of itself at the start (`/lab`).
+        slo: the objective, in the form `loadtest.slo` reads.
+        ceiling: what this client could read on this machine just before the run.
     """
 
     id: str
@@ -53,6 +56,8 @@ class RunInfo:
     config: dict[str, Any]
     model: dict[str, Any]
     replicas: list[dict[str, Any]]
+    slo: str | None = None
+    ceiling: ClientCeiling | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,8 @@ class StageRun:
         is_cut: it reached its time box, or the run was stopped in it.
         before, after: the replicas' figures around it.
         locust_requests, locust_failures: Locust's own count of the stage, to check ours.
+        client: how the load tool fared meanwhile.
+        stop_reason: a `ClientReason` when it was cut.
     """
 
     plan: StagePlan
@@ -73,6 +80,8 @@ class StageRun:
     after: Scrape
     locust_requests: int
     locust_failures: int
+    client: ClientHealth | None = None
+    stop_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

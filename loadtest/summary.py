@@ -1,0 +1,251 @@
+"""What `summary.json` holds: a run in figures. Computed in `loadtest.analysis`, shown by the report.
+
+Intervals are 95 percent. Latencies are in seconds and of completed requests only, unless said otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic import TypeAdapter
+
+from loadtest.client_health import ClientCeiling
+from loadtest.crossover import Crossover
+from loadtest.load import Load
+from loadtest.rundir import RunInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A figure and its interval; `low` and `high` are None where too little was measured for one."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """None when there is nothing to take them of."""
+
+    p50: Estimate | None
+    p95: Estimate | None
+    p99: Estimate | None
+
+
+@dataclass(frozen=True, slots=True)
+class SloSummary:
+    """How a stage kept its objective.
+
+    Attributes:
+        attainment: share of all requests, failures included, that met every limit.
+        goodput_per_s: requests/s that met it.
+        holds: whether the objective holds for the stage.
+        misses: requests that broke each limit, by its text; `failed` for those that did not complete.
+        binding: the limit broken most often; None when nothing was missed.
+    """
+
+    attainment: Estimate
+    goodput_per_s: Estimate
+    holds: bool
+    misses: dict[str, int]
+    binding: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSummary:
+    """How well the load tool kept up.
+
+    Attributes:
+        dispatch_lag_*: from the instant a request was due to the instant the tool began on it; open loop only.
+        read_lag_p99_s: of each request's longest: from data in the kernel to data read.
+        kernel_stamped: share of requests whose arrivals the kernel stamped.
+        of_ceiling: tokens/s read / the ceiling's; None without a ceiling.
+    """
+
+    dispatch_lag_p50_s: float | None
+    dispatch_lag_p99_s: float | None
+    read_lag_p99_s: float | None
+    kernel_stamped: float
+    cpu_share: float
+    loop_lag_p99_s: float
+    of_ceiling: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """One quantity as client and server saw it.
+
+    Attributes:
+        tolerance: the largest difference that passes, in the quantity's own unit.
+    """
+
+    quantity: str
+    client: float
+    server: float
+    tolerance: float
+    agrees: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StageSummary:
+    """A lane under a workload and a load, its repeats together.
+
+    Attributes:
+        requests: records, warm-up left out; failures are among them.
+        planned_requests: what the plan asked for; more than `requests` when the stage was cut.
+        failures: records that did not complete, whatever the reason.
+        offered_per_s: requests/s of the schedule; None in a closed loop.
+        achieved_per_s: requests/s that the tool really began.
+        output_tokens_per_s: output tokens of completed requests / (last finish - first schedule).
+        mean_in_flight: mean number of requests between due and end.
+        tokens_per_chunk: output tokens / chunks with text.
+        prefix_hit_rate: prompt tokens found in the engine's prefix cache / prompt tokens; None when not told.
+        memory_bytes: of the lane's replicas, the largest seen.
+        wrong_lengths: completed answers that are not as long as was asked.
+        invalid: why these figures may not be used; empty when they may.
+        notes: what a reader must know to trust the row.
+    """
+
+    lane: str
+    workload: str
+    load: Load
+    repeats: int
+    requests: int
+    planned_requests: int
+    failures: int
+    offered_per_s: float | None
+    achieved_per_s: float
+    output_tokens_per_s: Estimate | None
+    mean_in_flight: float
+    ttft_s: Percentiles
+    tpot_s: Percentiles
+    e2e_s: Percentiles
+    inter_chunk_s: Percentiles
+    tokens_per_chunk: float | None
+    acceptance_rate: float | None
+    mean_acceptance_length: float | None
+    prefix_hit_rate: float | None
+    memory_bytes: float | None
+    wrong_lengths: int
+    cut: bool
+    duration_s: float
+    slo: SloSummary | None
+    client: ClientSummary
+    agreements: tuple[Agreement, ...]
+    invalid: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """What names the stage in notes and warnings."""
+        return f"{self.lane}/{self.workload}/{self.load.label}"
+
+    @property
+    def concurrency(self) -> int | None:
+        """Users of a closed loop; None for any other load."""
+        return self.load.users if self.load.kind == "closed" else None
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSummary:
+    """A lane over the whole run; memory is the largest value seen, None when no replica told."""
+
+    lane: str
+    strategy: str
+    engine: str
+    replicas: int
+    memory_bytes: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class FailureCount:
+    """How often a reason ended a request of a lane; warm-up included, for it can fail too."""
+
+    lane: str
+    reason: str
+    count: int
+    example: str
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One stage of a capacity search."""
+
+    rate_per_s: float
+    repeat: int
+    attainment: float
+    holds: bool
+    is_valid: bool
+    mean_in_flight: float
+    binding: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The highest rate at which a lane still holds the objective.
+
+    Attributes:
+        rate_per_s: mean of the repeats with its interval; None when no rate held, or none was found.
+        by_repeat: what each repeat of the search found, requests/s.
+        is_lower_bound: the objective still held at the highest rate tried.
+        binding: the limit that broke above it.
+        mean_in_flight: requests in flight at the highest rate that held.
+    """
+
+    lane: str
+    workload: str
+    rate_per_s: Estimate | None
+    by_repeat: tuple[float, ...]
+    is_lower_bound: bool
+    binding: str | None
+    mean_in_flight: float | None
+    probes: tuple[Probe, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A whole run.
+
+    Attributes:
+        slo: the objective in its own words; None when none was given.
+        capacities: of a sweep; empty for a bench.
+    """
+
+    run: RunInfo
+    slo: str | None
+    ceiling: ClientCeiling | None
+    stages: tuple[StageSummary, ...]
+    lanes: tuple[LaneSummary, ...]
+    crossovers: tuple[Crossover, ...]
+    capacities: tuple[Capacity, ...]
+    failures: tuple[FailureCount, ...]
+
+    @property
+    def requests(self) -> int:
+        return sum(stage.requests for stage in self.stages)
+
+    @property
+    def num_failures(self) -> int:
+        return sum(stage.failures for stage in self.stages)
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether every stage's figures may be used."""
+        return not any(stage.invalid for stage in self.stages)
+
+
+_ADAPTER = TypeAdapter(Summary)
+
+
+def summary_json(summary: Summary) -> str:
+    return _ADAPTER.dump_json(summary, indent=1).decode() + "\n"
+
+
+def read_summary(text: str | bytes) -> Summary:
+    """Read what `summary_json` wrote.
+
+    Raises:
+        ValueError: it is not a summary; the text says which field.
+    """
+    return _ADAPTER.validate_json(text)
