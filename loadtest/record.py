@@ -14,7 +14,6 @@ from pydantic import TypeAdapter, ValidationError
 from serving.core.latency import RequestTimeline
 from serving.core.request import Outcome
 
-
 StampedBy = Literal["kernel", "process"]
 
 
