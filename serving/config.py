@@ -6,6 +6,7 @@ Unknown keys, impossible values and doubled names are refused with the file, the
 from __future__ import annotations
 
 from collections import Counter
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -20,8 +21,8 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.\-]{0,62}$")]
 Seconds = Annotated[float, Field(gt=0, le=3600)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
-
-MAX_NODES = 100_000
+MAX_NODES = 100_000  # scalars, lists and mappings of a file, aliases written out
+MAX_SHOWN_CHARS = 100  # of a wrong value, key or phrase
 
 
 class _Settings(BaseModel):
@@ -135,15 +136,32 @@ class SimulatedProfile(_Settings):
     """The simulated engine's behaviour, for tests and policy studies only.
 
     A step that decodes b requests takes step_ms + step_ms_per_request * (b - 1), and each request gets
-    1 + (accepted drafts) tokens from it.
+    `tokens_per_chunk` + (accepted drafts) tokens from it, sent as one chunk. The chunk that brings an answer to
+    `stall_after_tokens` is followed by a pause: the next comes with the first step `stall_ms` or more later.
     """
 
     ttft_ms: float = Field(50, ge=0, le=60_000)
     step_ms: float = Field(20, gt=0, le=60_000)
     step_ms_per_request: float = Field(0, ge=0, le=60_000)
+    tokens_per_chunk: int = Field(1, ge=1, le=64)
     acceptance_rate: float = Field(0, ge=0, le=1)
     num_speculative_tokens: int = Field(0, ge=0, le=16)
+    stall_after_tokens: int = Field(0, ge=0, le=1_048_576)  # 0: no stall
+    stall_ms: float = Field(0, ge=0, le=60_000)
     seed: int = Field(0, ge=0, le=2**63 - 1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.tokens_per_chunk > 1 and self.num_speculative_tokens:
+            raise ValueError(
+                f"tokens_per_chunk={self.tokens_per_chunk} fixes what num_speculative_tokens="
+                f"{self.num_speculative_tokens} leaves to chance: give one of them"
+            )
+        if bool(self.stall_after_tokens) != bool(self.stall_ms):
+            raise ValueError(
+                f"a stall needs both: stall_after_tokens={self.stall_after_tokens}, stall_ms={self.stall_ms:g}"
+            )
+        return self
 
 
 class AutoscalingConfig(_Settings):
@@ -242,15 +260,40 @@ class LabConfig(_Settings):
 MERGE_TAG = "tag:yaml.org,2002:merge"  # the key `<<`
 
 
+# What PyYAML makes of a scalar, by the end of its tag.
+SCALAR_KINDS = {
+    "timestamp": "a date",
+    "int": "a number",
+    "float": "a number",
+    "bool": "true or false",
+    "binary": "base64",
+}
+
+
 class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice, where PyYAML would keep the last."""
+    """SafeLoader that names the place of a fault, and refuses a key given twice, where PyYAML keeps the last."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep=deep)
+        except (ValueError, ArithmeticError, LookupError, AttributeError):
+            # PyYAML lets through what Python says of a value that only has the form of a date or a number.
+            kind = SCALAR_KINDS.get(node.tag.rpartition(":")[2], "keys and values")
+            found = _shown(node.value) if isinstance(node, yaml.ScalarNode) else "what begins here"
+            raise ConfigError(
+                f"{_place(node.start_mark)}: {found} cannot be read as {kind}; quote what is meant as text"
+            ) from None
+
+
+def _place(mark: yaml.Mark) -> str:
+    return f"line {mark.line + 1}, column {mark.column + 1}"
 
 
 def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     keys = [loader.construct_object(key) for key, _ in node.value if key.tag != MERGE_TAG]
     doubled = [key for key, count in Counter(map(str, keys)).items() if count > 1]
     if doubled:
-        raise ConfigError(f"key {doubled[0]!r} is given twice (line {node.start_mark.line + 1})")
+        raise ConfigError(f"key {_shown(doubled[0])} is given twice (line {node.start_mark.line + 1})")
     return loader.construct_mapping(node, deep=True)
 
 
@@ -264,19 +307,21 @@ def load(path: Path) -> LabConfig:
         ConfigError: with the file, and for each fault the key, the value and the bound.
     """
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         _bounded(yaml.compose(text, Loader=_StrictLoader))
         data = yaml.load(text, Loader=_StrictLoader)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not YAML: {error}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not text in UTF-8: {error.reason} at byte {error.start}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not YAML: {_yaml_fault(error)}") from None
     except RecursionError:
         raise ConfigError(f"{path}: nested too deeply") from None
     if not isinstance(data, dict):
-        raise ConfigError(f"{path}: expected a mapping at the top, got {type(data).__name__}")
+        raise ConfigError(f"{path}: expected keys and values at the top, got {_shown(data)}")
     try:
         return LabConfig.model_validate(data)
     except ValidationError as error:
@@ -304,22 +349,63 @@ def _bounded(root: yaml.Node | None) -> None:
         raise ConfigError(f"{total} values with all aliases written out; the limit is {MAX_NODES}")
 
 
+def _yaml_fault(error: yaml.YAMLError) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem and error.problem_mark:
+        return f"{_place(error.problem_mark)}: {_cut(error.problem)}"
+    return _cut(" ".join(str(error).split()))
+
+
 def _without_echoes(faults: list[Any]) -> list[Any]:
     """Drop "too short" where items were given and are at fault themselves: pydantic counts only the good ones."""
     return [fault for fault in faults if fault["type"] != "too_short" or not fault["input"]]
 
 
+# Faults of type and form in a reader's words; pydantic's own speak of Python.
+PLAIN_WORDS = {
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "int_parsing_size": "is out of all bounds",
+    "float_type": "must be a number",
+    "finite_number": "must be a number",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "tuple_type": "must be a list",
+    "model_type": "must be keys and values",
+    "model_attributes_type": "must be keys and values",
+    "invalid_key": "a key must be text",
+    "string_too_short": "must not be empty",
+    "string_too_long": "must have at most {max_length} characters",
+    "too_short": "must not be empty",
+    "string_pattern_mismatch": "must be 1 to 63 of lower case letters, digits, '.' and '-', "
+    "and begin with a letter or digit",
+}
+
+
 def _explain(fault: Any) -> str:
-    key = ".".join(str(part) for part in fault["loc"]) or "(top)"
-    message = str(fault["msg"]).removeprefix("Value error, ")
+    key = ".".join(_cut(str(part)) for part in fault["loc"]) or "(top)"
+    message = str(fault["msg"])
     if fault["type"] == "extra_forbidden":
-        return f"{key}: unknown key (value {fault['input']!r})"
+        return f"{key}: unknown key (value {_shown(fault['input'])})"
     if fault["type"] == "missing":
         return f"{key}: missing"
     if fault["type"] == "value_error":
-        return f"{key}: {message}"
-    if fault["type"] == "too_short":
-        return f"{key} = {fault['input']!r}: at least {fault['ctx']['min_length']} must be given"
-    if fault["type"] in ("model_type", "model_attributes_type"):
-        return f"{key} = {fault['input']!r}: expected keys and values"
-    return f"{key} = {fault['input']!r}: {message[0].lower()}{message[1:]}"
+        return f"{key}: {message.removeprefix('Value error, ')}"
+    if words := PLAIN_WORDS.get(fault["type"]):
+        words = words.format_map(fault.get("ctx", {}))
+    else:
+        words = message.replace("Input should be", "must be")
+    return f"{key} = {_shown(fault['input'])}: {words}"
+
+
+def _shown(value: Any) -> str:
+    """A value as a line can hold it."""
+    if value is None:
+        return "null"
+    try:
+        return _cut(str(value) if isinstance(value, date) else repr(value))
+    except ValueError:  # Python writes out no number of more digits than sys.get_int_max_str_digits()
+        return "a number of thousands of digits"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
