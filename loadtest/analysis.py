@@ -11,106 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
-from loadtest.crossover import Crossover, find_crossovers
+from loadtest.crossover import find_crossovers
 from loadtest.lab import Scrape
-from loadtest.load import ClosedLoop
 from loadtest.record import RequestRecord, read_records
-from loadtest.rundir import REQUESTS_FILE, RunFile, RunInfo, StageRun, read_run
+from loadtest.rundir import REQUESTS_FILE, RunFile, StageRun, read_run
+from loadtest.summary import (
+    ClientSummary,
+    Estimate,
+    FailureCount,
+    LaneSummary,
+    Percentiles,
+    StageSummary,
+    Summary,
+)
 from serving.core.latency import e2e_latency_s, inter_chunk_latencies_s, percentile, tpot_s, ttft_s
 from serving.core.speculation import SpeculationCounts, acceptance_rate, mean_acceptance_length
-
-
-@dataclass(frozen=True, slots=True)
-class Percentiles:
-    """Median and 95th percentile; None when there is nothing to take them of."""
-
-    p50: float | None
-    p95: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class StageSummary:
-    """A stage in figures. Latencies are in seconds and of completed requests only.
-
-    Attributes:
-        requests: records of the stage, warm-up left out; failures are among them.
-        planned_requests: what the plan asked for; more than `requests` when the stage was cut.
-        failures: records that did not complete, whatever the reason.
-        output_tokens_per_s: output tokens of completed requests / (last finish - first schedule).
-        tokens_per_chunk: output tokens / chunks with text.
-        memory_bytes: of the lane's replicas, the larger of before and after.
-        wrong_lengths: completed answers that are not as long as was asked.
-        notes: what a reader must know to trust the row.
-    """
-
-    lane: str
-    workload: str
-    concurrency: int
-    requests: int
-    planned_requests: int
-    failures: int
-    output_tokens_per_s: float | None
-    ttft_s: Percentiles
-    tpot_s: Percentiles
-    e2e_s: Percentiles
-    inter_chunk_s: Percentiles
-    tokens_per_chunk: float | None
-    acceptance_rate: float | None
-    mean_acceptance_length: float | None
-    memory_bytes: float | None
-    wrong_lengths: int
-    cut: bool
-    duration_s: float
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LaneSummary:
-    """A lane over the whole run; memory is the largest value seen, None when no replica told."""
-
-    lane: str
-    strategy: str
-    engine: str
-    replicas: int
-    memory_bytes: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class FailureCount:
-    """How often a reason ended a request of a lane; warm-up included, for it can fail too."""
-
-    lane: str
-    reason: str
-    count: int
-    example: str
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """A run in figures: what `summary.json` holds."""
-
-    run: RunInfo
-    stages: tuple[StageSummary, ...]
-    lanes: tuple[LaneSummary, ...]
-    crossovers: tuple[Crossover, ...]
-    failures: tuple[FailureCount, ...]
-
-    @property
-    def requests(self) -> int:
-        return sum(stage.requests for stage in self.stages)
-
-    @property
-    def num_failures(self) -> int:
-        return sum(stage.failures for stage in self.stages)
-
-
-_ADAPTER = TypeAdapter(Summary)
-
-
-def summary_json(summary: Summary) -> str:
-    return _ADAPTER.dump_json(summary, indent=1).decode() + "\n"
 
 
 def summarize_dir(directory: Path) -> Summary:
@@ -129,43 +44,68 @@ def summarize(run: RunFile, records: Sequence[RequestRecord]) -> Summary:
     """The summary of a run and its records, in any order."""
     by_stage: dict[str, list[RequestRecord]] = {stage.plan.key: [] for stage in run.stages}
     for record in records:
-        label = record.label
-        if not label.is_warmup:
-            by_stage[label.stage].append(record)
-    stages = tuple(
-        summarize_stage(stage, by_stage[stage.plan.key], run.run.output_tokens) for stage in run.stages
-    )
+        if not record.label.is_warmup:
+            by_stage[record.label.stage].append(record)
+    groups: dict[str, list[Repeat]] = {}
+    for stage in run.stages:
+        groups.setdefault(stage.plan.group, []).append(Repeat(stage, tuple(by_stage[stage.plan.key])))
+    stages = tuple(summarize_stage(repeats) for repeats in groups.values())
     lanes = _lanes(run)
-    strategies = {lane.lane: lane.strategy for lane in lanes}
     return Summary(
         run=run.run,
+        slo=run.run.slo,
+        ceiling=run.run.ceiling,
         stages=stages,
         lanes=lanes,
-        crossovers=find_crossovers(stages, strategies),
+        crossovers=find_crossovers(stages, {lane.lane: lane.strategy for lane in lanes}),
+        capacities=(),
         failures=_failures(records),
     )
 
 
-def summarize_stage(stage: StageRun, records: Sequence[RequestRecord], output_tokens: int) -> StageSummary:
-    """One stage in figures.
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """One repeat of a stage and its records, warm-up left out."""
 
-    Args:
-        records: those of the stage, warm-up left out.
-        output_tokens: the length that was asked of every answer.
-    """
+    stage: StageRun
+    records: tuple[RequestRecord, ...]
+
+    @property
+    def window_s(self) -> float:
+        """First schedule to last finish, of any request; 0 without a record."""
+        if not self.records:
+            return 0.0
+        first_s = min(record.scheduled_at_s for record in self.records)
+        return max(record.finished_at_s for record in self.records) - first_s
+
+
+def summarize_stage(repeats: Sequence[Repeat]) -> StageSummary:
+    """The repeats of one stage as one row; there is at least one."""
+    stages = [repeat.stage for repeat in repeats]
+    plan = stages[0].plan
+    records = [record for repeat in repeats for record in repeat.records]
     completed = [record for record in records if record.is_completed]
     timelines = [record.timeline for record in completed]
     tokens = sum(record.output_tokens or 0 for record in completed)
     chunks = sum(len(record.chunk_at_s) for record in completed)
-    counts, notes = _speculation(stage.before, stage.after, stage.plan.lane)
+    counts, notes = _speculation(stages[0].before, stages[-1].after, plan.lane)
+    for repeat in repeats:
+        notes += _notes(repeat)
     return StageSummary(
-        lane=stage.plan.lane,
-        workload=stage.plan.workload,
-        concurrency=stage.plan.load.users if isinstance(stage.plan.load, ClosedLoop) else 0,
+        lane=plan.lane,
+        workload=plan.workload,
+        load=plan.load,
+        repeats=len(repeats),
         requests=len(records),
-        planned_requests=stage.plan.requests,
+        planned_requests=sum(stage.plan.requests for stage in stages),
         failures=len(records) - len(completed),
-        output_tokens_per_s=output_tokens_per_s(records),
+        offered_per_s=None,
+        achieved_per_s=_ratio(len(records), sum(repeat.window_s for repeat in repeats)),
+        output_tokens_per_s=_mean([output_tokens_per_s(repeat.records) for repeat in repeats]),
+        mean_in_flight=_ratio(
+            sum(e2e_latency_s(record.timeline) for record in records),
+            sum(repeat.window_s for repeat in repeats),
+        ),
         ttft_s=_percentiles(ttft_s(timeline) for timeline in timelines),
         tpot_s=_percentiles(tpot for timeline in timelines if (tpot := tpot_s(timeline)) is not None),
         e2e_s=_percentiles(e2e_latency_s(timeline) for timeline in timelines),
@@ -175,11 +115,21 @@ def summarize_stage(stage: StageRun, records: Sequence[RequestRecord], output_to
         tokens_per_chunk=tokens / chunks if chunks else None,
         acceptance_rate=acceptance_rate(counts) if counts else None,
         mean_acceptance_length=mean_acceptance_length(counts) if counts else None,
-        memory_bytes=_memory_bytes((stage.before, stage.after), stage.plan.lane),
-        wrong_lengths=sum(record.output_tokens != output_tokens for record in completed),
-        cut=stage.is_cut,
-        duration_s=stage.finished_at_s - stage.started_at_s,
-        notes=tuple(notes) + _count_notes(stage, records),
+        prefix_hit_rate=None,
+        memory_bytes=_memory_bytes(
+            (scrape for stage in stages for scrape in (stage.before, stage.after)), plan.lane
+        ),
+        wrong_lengths=sum(
+            record.asked_output_tokens is not None and record.output_tokens != record.asked_output_tokens
+            for record in completed
+        ),
+        cut=any(stage.is_cut for stage in stages),
+        duration_s=sum(stage.finished_at_s - stage.started_at_s for stage in stages),
+        slo=None,
+        client=ClientSummary(None, None, None, 0.0, None, None, None),
+        agreements=(),
+        invalid=(),
+        notes=tuple(notes),
     )
 
 
@@ -198,7 +148,19 @@ def output_tokens_per_s(records: Sequence[RequestRecord]) -> float | None:
 
 def _percentiles(values: Iterable[float]) -> Percentiles:
     found = list(values)
-    return Percentiles(percentile(found, 50), percentile(found, 95))
+    p50, p95, p99 = (
+        None if (value := percentile(found, q)) is None else Estimate(value) for q in (50, 95, 99)
+    )
+    return Percentiles(p50, p95, p99)
+
+
+def _mean(values: Iterable[float | None]) -> Estimate | None:
+    known = [value for value in values if value is not None]
+    return Estimate(sum(known) / len(known)) if known else None
+
+
+def _ratio(above: float, below: float) -> float:
+    return above / below if below else 0.0
 
 
 def _speculation(before: Scrape, after: Scrape, lane: str) -> tuple[SpeculationCounts | None, list[str]]:
@@ -227,7 +189,8 @@ def _memory_bytes(scrapes: Iterable[Scrape], lane: str) -> float | None:
     return max(sizes, default=None)
 
 
-def _count_notes(stage: StageRun, records: Sequence[RequestRecord]) -> tuple[str, ...]:
+def _notes(repeat: Repeat) -> list[str]:
+    stage, records = repeat.stage, repeat.records
     notes = list(dict.fromkeys(stage.before.errors + stage.after.errors))
     if stage.is_cut:
         notes.append(f"cut: {len(records)} of {stage.plan.requests} requests have a record")
@@ -239,7 +202,7 @@ def _count_notes(stage: StageRun, records: Sequence[RequestRecord]) -> tuple[str
         )
     if elsewhere := sorted({r.served_by_lane for r in records if r.served_by_lane} - {stage.plan.lane}):
         notes.append(f"answered by another lane: {', '.join(elsewhere)}")
-    return tuple(notes)
+    return notes
 
 
 def _lanes(run: RunFile) -> tuple[LaneSummary, ...]:

@@ -7,29 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
-from typing import Protocol
+from typing import TYPE_CHECKING
 
+from loadtest.load import ClosedLoop, Load, OpenLoop
 from serving.core.lane import Strategy
 
-
-class _Percentiles(Protocol):
-    @property
-    def p50(self) -> float | None: ...
-
-
-class StageFigures(Protocol):
-    """The figures of a stage that are compared."""
-
-    @property
-    def lane(self) -> str: ...
-    @property
-    def workload(self) -> str: ...
-    @property
-    def concurrency(self) -> int: ...
-    @property
-    def output_tokens_per_s(self) -> float | None: ...
-    @property
-    def tpot_s(self) -> _Percentiles: ...
+if TYPE_CHECKING:  # the summary holds crossovers, so it imports this module
+    from loadtest.summary import Estimate, StageSummary
 
 
 class Verdict(StrEnum):
@@ -48,11 +32,12 @@ class SpeedUp:
     """Speculative against baseline at one level; above 1 speculation pays. None: not measured on both.
 
     Attributes:
+        level: users of a closed loop, requests/s of an open one; the crossover names the unit.
         tpot: baseline TPOT p50 / speculative TPOT p50.
         throughput: speculative tokens/s / baseline tokens/s.
     """
 
-    concurrency: int
+    level: float
     tpot: float | None
     throughput: float | None
 
@@ -62,27 +47,34 @@ class Crossing:
     """Where one of the two ratios crosses 1.
 
     Attributes:
-        concurrency: levels at which it does, interpolated on a log scale; empty when it never does.
+        levels: those at which it does, interpolated on a log scale; empty when it never does.
     """
 
     verdict: Verdict
-    concurrency: tuple[float, ...]
+    levels: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Crossover:
-    """A speculative lane against the baseline lane on one workload."""
+    """A speculative lane against the baseline lane on one workload, over levels of one kind of load.
+
+    Attributes:
+        unit: of the levels: `users`, or `requests/s` and the process of arrivals.
+    """
 
     workload: str
     lane: str
     baseline: str
+    unit: str
     speed_ups: tuple[SpeedUp, ...]
     tpot: Crossing
     throughput: Crossing
 
 
-def find_crossovers(stages: Sequence[StageFigures], strategies: Mapping[str, str]) -> tuple[Crossover, ...]:
-    """Each speculative lane against the first batched lane, by workload; empty where either is missing.
+def find_crossovers(stages: Sequence[StageSummary], strategies: Mapping[str, str]) -> tuple[Crossover, ...]:
+    """Each speculative lane against the first batched lane, by workload and kind of load; where both ran.
+
+    Lanes are compared at equal load. A trace has no levels, so it has no crossover.
 
     Args:
         strategies: decoding strategy by lane, in the order of the lanes.
@@ -90,24 +82,33 @@ def find_crossovers(stages: Sequence[StageFigures], strategies: Mapping[str, str
     baseline = next((lane for lane, strategy in strategies.items() if strategy == Strategy.BATCHED), None)
     if baseline is None:
         return ()
-    figures = {(stage.lane, stage.workload, stage.concurrency): stage for stage in stages}
-    workloads = dict.fromkeys(stage.workload for stage in stages)
-    found = []
-    for lane in (lane for lane, strategy in strategies.items() if strategy == Strategy.SPECULATIVE):
-        for workload in workloads:
-            levels = sorted(
-                level
-                for (name, work, level) in figures
-                if (name, work) == (lane, workload) and (baseline, workload, level) in figures
-            )
-            if levels:
-                pairs = [(figures[lane, workload, n], figures[baseline, workload, n]) for n in levels]
-                found.append(_compare(workload, lane, baseline, pairs))
-    return tuple(found)
+    theirs = {(stage.workload, stage.load.label): stage for stage in stages if stage.lane == baseline}
+    pairs: dict[tuple[str, str, str], dict[float, tuple[StageSummary, StageSummary]]] = {}
+    for stage in stages:
+        level = _level(stage.load)
+        same = theirs.get((stage.workload, stage.load.label))
+        if strategies.get(stage.lane) == Strategy.SPECULATIVE and same is not None and level is not None:
+            value, unit = level
+            pairs.setdefault((stage.lane, stage.workload, unit), {})[value] = (stage, same)
+    return tuple(
+        _compare(workload, lane, baseline, unit, dict(sorted(by_level.items())))
+        for (lane, workload, unit), by_level in pairs.items()
+    )
 
 
-def find_crossing(ratios: Sequence[tuple[int, float | None]]) -> Crossing:
-    """Where a ratio, given by rising concurrency, crosses 1. Exactly 1 counts as not paying."""
+def _level(load: Load) -> tuple[float, str] | None:
+    """How high a load is, and in which unit; loads of one unit make one curve."""
+    match load:
+        case ClosedLoop():
+            think = f", {load.think_time_s:g} s think time" if load.think_time_s else ""
+            return load.users, f"users{think}"
+        case OpenLoop():
+            return load.rate_per_s, f"requests/s, {load.process}"
+    return None
+
+
+def find_crossing(ratios: Sequence[tuple[float, float | None]]) -> Crossing:
+    """Where a ratio, given by rising level, crosses 1. Exactly 1 counts as not paying."""
     known = [(level, ratio) for level, ratio in ratios if ratio is not None]
     if not known:
         return Crossing(Verdict.UNKNOWN, ())
@@ -121,31 +122,36 @@ def find_crossing(ratios: Sequence[tuple[int, float | None]]) -> Crossing:
 
 
 def _compare(
-    workload: str, lane: str, baseline: str, pairs: Sequence[tuple[StageFigures, StageFigures]]
+    workload: str,
+    lane: str,
+    baseline: str,
+    unit: str,
+    pairs: Mapping[float, tuple[StageSummary, StageSummary]],
 ) -> Crossover:
     speed_ups = tuple(
         SpeedUp(
-            concurrency=ours.concurrency,
+            level=level,
             tpot=_ratio(theirs.tpot_s.p50, ours.tpot_s.p50),
             throughput=_ratio(ours.output_tokens_per_s, theirs.output_tokens_per_s),
         )
-        for ours, theirs in pairs
+        for level, (ours, theirs) in pairs.items()
     )
     return Crossover(
         workload=workload,
         lane=lane,
         baseline=baseline,
+        unit=unit,
         speed_ups=speed_ups,
-        tpot=find_crossing([(each.concurrency, each.tpot) for each in speed_ups]),
-        throughput=find_crossing([(each.concurrency, each.throughput) for each in speed_ups]),
+        tpot=find_crossing([(each.level, each.tpot) for each in speed_ups]),
+        throughput=find_crossing([(each.level, each.throughput) for each in speed_ups]),
     )
 
 
-def _ratio(above: float | None, below: float | None) -> float | None:
-    return above / below if above is not None and below else None
+def _ratio(above: Estimate | None, below: Estimate | None) -> float | None:
+    return above.value / below.value if above is not None and below is not None and below.value else None
 
 
-def _interpolate(low: tuple[int, float], high: tuple[int, float]) -> float:
+def _interpolate(low: tuple[float, float], high: tuple[float, float]) -> float:
     """The level at which the ratio is 1: linear in the logarithm of the level, as the figures' axes are."""
     (low_level, low_ratio), (high_level, high_ratio) = low, high
     share = (1 - low_ratio) / (high_ratio - low_ratio)

@@ -12,7 +12,6 @@ from typing import Any
 import altair as alt
 import vl_convert
 
-from loadtest.analysis import StageSummary, Summary
 from loadtest.chart_style import (
     BAR_STEP_PX,
     BAR_WIDTH_PX,
@@ -29,6 +28,7 @@ from loadtest.chart_style import (
     tip,
 )
 from loadtest.crossover import Crossover
+from loadtest.summary import Estimate, StageSummary, Summary
 
 VEGA_LITE_VERSION = ".".join(alt.SCHEMA_VERSION.split(".")[:2])
 PNG_SCALE = 2
@@ -96,13 +96,17 @@ def _stage_rows(summary: Summary) -> list[Row]:
             "workload": stage.workload,
             "concurrency": stage.concurrency,
             "requests": stage.requests,
-            "tokens_per_s": stage.output_tokens_per_s,
-            "ttft_s": stage.ttft_s.p50,
-            "tpot_ms": None if stage.tpot_s.p50 is None else stage.tpot_s.p50 * 1000,
-            "e2e_s": stage.e2e_s.p50,
+            "tokens_per_s": _value(stage.output_tokens_per_s),
+            "ttft_s": _value(stage.ttft_s.p50),
+            "tpot_ms": None if stage.tpot_s.p50 is None else stage.tpot_s.p50.value * 1000,
+            "e2e_s": _value(stage.e2e_s.p50),
         }
         for stage in _completed(summary)
     ]
+
+
+def _value(estimate: Estimate | None) -> float | None:
+    return None if estimate is None else estimate.value
 
 
 def _lanes(summary: Summary) -> Series:
@@ -216,7 +220,7 @@ def _speed_up(summary: Summary) -> Chart | None:
 def _speed_up_rows(crossover: Crossover, is_single: bool) -> list[Row]:
     """One table for all layers, since the panels are cut from it; `kind` says which row is what."""
     rows = []
-    levels = [each.concurrency for each in crossover.speed_ups]
+    levels = [each.level for each in crossover.speed_ups]
     middle = math.sqrt(levels[0] * levels[-1])  # of a log axis
     prefix = "" if is_single else f"{crossover.lane}: "
     for ratio, values, crossing in (
@@ -225,7 +229,7 @@ def _speed_up_rows(crossover: Crossover, is_single: bool) -> list[Row]:
     ):
         common = {"workload": crossover.workload, "ratio": ratio}
         rows += [
-            common | {"kind": "measured", "concurrency": each.concurrency, "value": value}
+            common | {"kind": "measured", "concurrency": each.level, "value": value}
             for each, value in zip(crossover.speed_ups, values, strict=True)
             if value is not None
         ]
@@ -237,7 +241,7 @@ def _speed_up_rows(crossover: Crossover, is_single: bool) -> list[Row]:
                 "label": f"{ratio} ≈ {level:.1f}",
                 "align": "left" if level < middle else "right",  # so that the label stays in its panel
             }
-            for level in crossing.concurrency
+            for level in crossing.levels
         ]
     return rows
 

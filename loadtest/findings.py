@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from loadtest.analysis import StageSummary, Summary
 from loadtest.crossover import Crossing, Crossover, Verdict
 from loadtest.rundir import RunStatus
+from loadtest.summary import Estimate, StageSummary, Summary
 
 
 def findings(summary: Summary) -> tuple[str, ...]:
@@ -13,10 +13,10 @@ def findings(summary: Summary) -> tuple[str, ...]:
     return tuple(part for part in parts if part)
 
 
-def crossing_text(crossing: Crossing, levels: tuple[int, ...]) -> str:
+def crossing_text(crossing: Crossing, levels: tuple[float, ...]) -> str:
     """A verdict in words, for the levels measured."""
-    span = f"{levels[0]} to {levels[-1]}" if len(levels) > 1 else f"{levels[0]}"
-    points = " and ".join(f"{level:.1f}" for level in crossing.concurrency)
+    span = f"{levels[0]:g} to {levels[-1]:g}" if len(levels) > 1 else f"{levels[0]:g}"
+    points = " and ".join(f"{level:.1f}" for level in crossing.levels)
     return {
         Verdict.ALWAYS: f"pays at every concurrency measured, {span}",
         Verdict.NEVER: f"pays at no concurrency measured, {span}",
@@ -31,7 +31,7 @@ def _throughput(summary: Summary) -> str:
     """The best stage, and what its peers of the same work and concurrency did."""
     best = max(
         (stage for stage in summary.stages if stage.output_tokens_per_s is not None),
-        key=lambda stage: stage.output_tokens_per_s or 0,
+        key=lambda stage: stage.output_tokens_per_s.value if stage.output_tokens_per_s else 0,
         default=None,
     )
     if best is None:
@@ -51,10 +51,10 @@ def _throughput(summary: Summary) -> str:
 
 
 def _speculation(crossover: Crossover) -> str:
-    levels = tuple(each.concurrency for each in crossover.speed_ups)
+    levels = tuple(each.level for each in crossover.speed_ups)
     by_tpot, by_rate = (crossing_text(each, levels) for each in (crossover.tpot, crossover.throughput))
     ratios = ", ".join(
-        f"{each.tpot:.2f} at {each.concurrency}" for each in crossover.speed_ups if each.tpot is not None
+        f"{each.tpot:.2f} at {each.level:g}" for each in crossover.speed_ups if each.tpot is not None
     )
     verdict = (
         f"{by_tpot}, both by TPOT and by tokens/s"
@@ -78,12 +78,13 @@ def _failures(summary: Summary) -> str:
 
 def _rate(stage: StageSummary) -> str:
     rate = stage.output_tokens_per_s
-    return "no completed request" if rate is None else f"{rate:.0f} tokens/s"
+    return "no completed request" if rate is None else f"{rate.value:.0f} tokens/s"
 
 
-def _time(value_s: float | None) -> str:
-    if value_s is None:
+def _time(time_s: Estimate | None) -> str:
+    if time_s is None:
         return "unknown"
+    value_s = time_s.value
     return f"{value_s:.1f} s" if value_s >= 1 else f"{value_s * 1000:.0f} ms"
 
 

@@ -15,11 +15,12 @@ import jinja2
 import yaml
 from markupsafe import Markup
 
-from loadtest.analysis import Summary, summarize_dir, summary_json
+from loadtest.analysis import summarize_dir
 from loadtest.chart_style import THEMES
 from loadtest.figures import DrawnFigure, draw_all, javascript, save_png
 from loadtest.findings import findings, warnings
 from loadtest.rundir import BENCH_FILE, FIGURES_DIR, REPORT_FILE, SUMMARY_FILE
+from loadtest.summary import Summary, summary_json
 from loadtest.table import COLUMNS, print_table, rows
 
 TEMPLATE = Path(__file__).parent / "report.html.j2"

@@ -60,6 +60,7 @@ class ClientSummary:
         dispatch_lag_*: from the instant a request was due to the instant the tool began on it; open loop only.
         read_lag_p99_s: of each request's longest: from data in the kernel to data read.
         kernel_stamped: share of requests whose arrivals the kernel stamped.
+        cpu_share, loop_lag_p99_s: as in `ClientHealth`, the worst repeat's; None when not measured.
         of_ceiling: tokens/s read / the ceiling's; None without a ceiling.
     """
 
@@ -67,8 +68,8 @@ class ClientSummary:
     dispatch_lag_p99_s: float | None
     read_lag_p99_s: float | None
     kernel_stamped: float
-    cpu_share: float
-    loop_lag_p99_s: float
+    cpu_share: float | None
+    loop_lag_p99_s: float | None
     of_ceiling: float | None
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from loadtest.analysis import StageSummary, Summary
+from loadtest.summary import Estimate, StageSummary, Summary
 
 NOTHING = "–"
 FULL_WIDTH = 132
@@ -26,6 +26,10 @@ class Column:
     is_extra: bool = False  # left out where the terminal is narrow
 
 
+def _estimate(estimate: Estimate | None, digits: int = 0, scale: float = 1) -> str:
+    return _number(None if estimate is None else estimate.value, digits, scale)
+
+
 def _number(value: float | None, digits: int = 0, scale: float = 1) -> str:
     return NOTHING if value is None else f"{value * scale:,.{digits}f}"
 
@@ -36,13 +40,13 @@ COLUMNS = (
     Column("users", lambda stage: str(stage.concurrency)),
     Column("sent", lambda stage: f"{stage.requests}{' cut' if stage.cut else ''}"),
     Column("failed", lambda stage: str(stage.failures)),
-    Column("tokens per s", lambda stage: _number(stage.output_tokens_per_s, 1)),
-    Column("TTFT p50 ms", lambda stage: _number(stage.ttft_s.p50, 0, 1000)),
-    Column("TTFT p95 ms", lambda stage: _number(stage.ttft_s.p95, 0, 1000), is_extra=True),
-    Column("TPOT p50 ms", lambda stage: _number(stage.tpot_s.p50, 1, 1000)),
-    Column("TPOT p95 ms", lambda stage: _number(stage.tpot_s.p95, 1, 1000), is_extra=True),
-    Column("E2E p50 s", lambda stage: _number(stage.e2e_s.p50, 2)),
-    Column("E2E p95 s", lambda stage: _number(stage.e2e_s.p95, 2), is_extra=True),
+    Column("tokens per s", lambda stage: _estimate(stage.output_tokens_per_s, 1)),
+    Column("TTFT p50 ms", lambda stage: _estimate(stage.ttft_s.p50, 0, 1000)),
+    Column("TTFT p95 ms", lambda stage: _estimate(stage.ttft_s.p95, 0, 1000), is_extra=True),
+    Column("TPOT p50 ms", lambda stage: _estimate(stage.tpot_s.p50, 1, 1000)),
+    Column("TPOT p95 ms", lambda stage: _estimate(stage.tpot_s.p95, 1, 1000), is_extra=True),
+    Column("E2E p50 s", lambda stage: _estimate(stage.e2e_s.p50, 2)),
+    Column("E2E p95 s", lambda stage: _estimate(stage.e2e_s.p95, 2), is_extra=True),
     Column("tokens per chunk", lambda stage: _number(stage.tokens_per_chunk, 2), is_extra=True),
     Column("acc. rate", lambda stage: _number(stage.acceptance_rate, 2)),
     Column("acc. len.", lambda stage: _number(stage.mean_acceptance_length, 2)),

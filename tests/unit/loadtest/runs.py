@@ -32,6 +32,7 @@ def record(
     chunks: int = 11,
     tokens: int | None = None,
     reason: str | None = None,
+    asked: int | None = 11,
     is_warmup: bool = False,
 ) -> RequestRecord:
     """A request with evenly spaced chunks; with a reason, one that failed after them."""
@@ -48,6 +49,7 @@ def record(
         outcome=Outcome.COMPLETED if reason is None else Outcome.FAILED,
         scheduled_at_s=scheduled_at_s,
         finished_at_s=stamps[-1] if stamps else scheduled_at_s,
+        dispatched_at_s=scheduled_at_s,
         sent_at_s=scheduled_at_s,
         chunk_at_s=stamps,
         reason=reason,
@@ -55,6 +57,7 @@ def record(
         served_by_lane=lane,
         prompt_tokens=100,
         output_tokens=chunks if tokens is None else tokens,
+        asked_output_tokens=asked,
     )
 
 

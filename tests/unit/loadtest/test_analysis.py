@@ -5,41 +5,52 @@ import json
 import numpy as np
 import pytest
 
-from loadtest.analysis import summarize, summarize_stage, summary_json
+from loadtest.analysis import Repeat, summarize, summarize_stage
 from loadtest.crossover import Verdict
 from loadtest.findings import findings, warnings
 from loadtest.lab import Scrape
+from loadtest.record import RequestRecord
+from loadtest.rundir import StageRun
+from loadtest.summary import Estimate, summary_json
 
 from .runs import record, run_file, scrape, stage_run, whole_run
+
+
+def one_repeat(stage: StageRun, records: list[RequestRecord]) -> list[Repeat]:
+    return [Repeat(stage, tuple(records))]
+
+
+def value(estimate: Estimate | None) -> float | None:
+    return None if estimate is None else estimate.value
 
 
 def test_latencies_of_a_stage_by_hand() -> None:
     # 11 chunks 20 ms apart: TTFT 0.1 s, TPOT 0.2 s / 10; E2E 0.3 s; and the same twice as slow.
     records = [record("batched"), record("batched", number=1, scheduled_at_s=1.0, ttft_s=0.2, gap_s=0.04)]
-    stage = summarize_stage(stage_run(records), records, output_tokens=11)
+    stage = summarize_stage(one_repeat(stage_run(records), records))
     assert (stage.requests, stage.failures, stage.wrong_lengths) == (2, 0, 0)
-    assert stage.ttft_s.p50 == pytest.approx(0.15)
-    assert stage.ttft_s.p95 == pytest.approx(0.195)
-    assert stage.tpot_s.p50 == pytest.approx(0.03)
-    assert stage.e2e_s.p50 == pytest.approx(0.45)
-    assert stage.inter_chunk_s.p50 == pytest.approx(0.03)
+    assert value(stage.ttft_s.p50) == pytest.approx(0.15)
+    assert value(stage.ttft_s.p95) == pytest.approx(0.195)
+    assert value(stage.tpot_s.p50) == pytest.approx(0.03)
+    assert value(stage.e2e_s.p50) == pytest.approx(0.45)
+    assert value(stage.inter_chunk_s.p50) == pytest.approx(0.03)
     # 22 tokens between the first schedule at 0 and the last finish at 1.6 s.
-    assert stage.output_tokens_per_s == pytest.approx(22 / 1.6)
+    assert value(stage.output_tokens_per_s) == pytest.approx(22 / 1.6)
     assert stage.tokens_per_chunk == 1
 
 
 def test_percentiles_are_numpys() -> None:
     ttfts = [0.11, 0.32, 0.07, 0.9, 0.25]
     records = [record("batched", number=n, ttft_s=ttft) for n, ttft in enumerate(ttfts)]
-    stage = summarize_stage(stage_run(records), records, 11)
-    assert stage.ttft_s.p95 == pytest.approx(np.percentile(ttfts, 95))
+    stage = summarize_stage(one_repeat(stage_run(records), records))
+    assert value(stage.ttft_s.p95) == pytest.approx(np.percentile(ttfts, 95))
 
 
 def test_tokens_are_the_servers_and_not_the_chunks() -> None:
     records = [record("speculative", chunks=5, tokens=17)]
-    stage = summarize_stage(stage_run(records), records, 17)
+    stage = summarize_stage(one_repeat(stage_run(records), records))
     assert stage.tokens_per_chunk == pytest.approx(3.4)
-    assert stage.tpot_s.p50 == pytest.approx(4 * 0.02 / 16)
+    assert value(stage.tpot_s.p50) == pytest.approx(4 * 0.02 / 16)
 
 
 def test_failures_count_and_enter_no_latency() -> None:
@@ -49,9 +60,9 @@ def test_failures_count_and_enter_no_latency() -> None:
     summary = summarize(run, [good, bad])
     stage = summary.stages[0]
     assert (stage.requests, stage.failures) == (2, 1)
-    assert stage.ttft_s.p95 == pytest.approx(0.1)
+    assert value(stage.ttft_s.p95) == pytest.approx(0.1)
     # The time before the good request is not forgotten: the stage began with the bad one.
-    assert stage.output_tokens_per_s == pytest.approx(11 / 1.3)
+    assert value(stage.output_tokens_per_s) == pytest.approx(11 / 1.3)
     assert [(f.lane, f.reason, f.count) for f in summary.failures] == [("batched", "upstream_broke", 1)]
     assert "1 completed, 1 failed" in findings(summary)[-1]
 
@@ -68,14 +79,14 @@ def test_warm_up_is_in_no_figure_but_its_failure_is_told() -> None:
     records = [record("batched"), record("batched", is_warmup=True, ttft_s=9.0, reason="idle_timeout")]
     summary = summarize(run_file([stage_run(records[:1])]), records)
     assert summary.stages[0].requests == 1
-    assert summary.stages[0].ttft_s.p95 == pytest.approx(0.1)
+    assert value(summary.stages[0].ttft_s.p95) == pytest.approx(0.1)
     assert [failure.reason for failure in summary.failures] == ["idle_timeout"]
 
 
 def test_acceptance_is_that_of_the_stage_alone() -> None:
     records = [record("speculative")]
     run = stage_run(records, scrape("speculative", (100, 400, 50)), scrape("speculative", (110, 440, 80)))
-    stage = summarize_stage(run, records, 11)
+    stage = summarize_stage(one_repeat(run, records))
     assert stage.acceptance_rate == pytest.approx(30 / 40)
     assert stage.mean_acceptance_length == pytest.approx(1 + 30 / 10)
     assert stage.memory_bytes == 2**30
@@ -92,7 +103,7 @@ def test_acceptance_that_cannot_be_known_is_none_with_a_note(
     before: Scrape, after: Scrape, note: str
 ) -> None:
     records = [record("speculative")]
-    stage = summarize_stage(stage_run(records, before, after), records, 11)
+    stage = summarize_stage(one_repeat(stage_run(records, before, after), records))
     assert stage.acceptance_rate is None
     assert any(note in each for each in stage.notes)
 
@@ -111,9 +122,10 @@ def test_locusts_own_count_is_checked() -> None:
     records = [record("batched")]
     other = stage_run([*records, record("batched", number=1, reason="cut_off")])
     assert any(
-        "Locust counts 2 requests and 1 failures" in n for n in summarize_stage(other, records, 11).notes
+        "Locust counts 2 requests and 1 failures" in n
+        for n in summarize_stage(one_repeat(other, records)).notes
     )
-    assert summarize_stage(stage_run(records), records, 11).notes == ()
+    assert summarize_stage(one_repeat(stage_run(records), records)).notes == ()
 
 
 def test_crossover_of_a_whole_run() -> None:
@@ -123,7 +135,7 @@ def test_crossover_of_a_whole_run() -> None:
     copy = by_workload["copy"]
     assert [each.tpot for each in copy.speed_ups] == pytest.approx([2.0, 1.0, 0.5])
     assert copy.tpot.verdict is Verdict.UP_TO
-    assert copy.tpot.concurrency == pytest.approx([4.0])
+    assert copy.tpot.levels == pytest.approx([4.0])
 
 
 def test_findings_follow_the_data() -> None:
@@ -144,9 +156,11 @@ def test_summary_has_the_agreed_shape() -> None:
     assert len(data["stages"]) == 18
     for stage in data["stages"]:
         assert {
-            "lane", "workload", "concurrency", "requests", "failures", "output_tokens_per_s", "ttft_s", "tpot_s",
+            "lane", "workload", "load", "requests", "failures", "output_tokens_per_s", "ttft_s", "tpot_s",
             "e2e_s", "acceptance_rate", "mean_acceptance_length",
         } <= stage.keys()  # fmt: skip
-        assert stage["ttft_s"].keys() == stage["tpot_s"].keys() == stage["e2e_s"].keys() == {"p50", "p95"}
+        assert (
+            stage["ttft_s"].keys() == stage["tpot_s"].keys() == stage["e2e_s"].keys() == {"p50", "p95", "p99"}
+        )
         assert stage["failures"] == 0
     assert {lane["lane"]: lane["memory_bytes"] for lane in data["lanes"]}["batched"] == 2**30

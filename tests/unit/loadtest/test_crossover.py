@@ -23,4 +23,4 @@ from loadtest.crossover import Verdict, find_crossing
 def test_crossing(ratios: list[tuple[int, float | None]], verdict: Verdict, levels: list[float]) -> None:
     crossing = find_crossing(ratios)
     assert crossing.verdict is verdict
-    assert crossing.concurrency == pytest.approx(levels)
+    assert crossing.levels == pytest.approx(levels)
