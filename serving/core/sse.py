@@ -5,12 +5,15 @@ Used by the gateway and by the load client, so that both call the same instant t
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+import re
 from typing import Any
+
+import msgspec
 
 # An event that never ends must not eat the memory of the process that waits for its end.
 MAX_EVENT_BYTES = 4 * 1024 * 1024
+
+_BLANK_LINE = re.compile(rb"\n\r?\n")
 
 
 class EventTooLargeError(ValueError):
@@ -25,12 +28,12 @@ class EventSplitter:
 
     def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
         self._max_event_bytes = max_event_bytes
-        self._rest = b""
+        self._rest = bytearray()
 
     @property
     def rest(self) -> bytes:
         """Bytes after the last whole event: empty when a stream ended cleanly."""
-        return self._rest
+        return bytes(self._rest)
 
     def feed(self, data: bytes) -> list[bytes]:
         """The events completed by `data`, each with the blank line that ends it.
@@ -38,91 +41,131 @@ class EventSplitter:
         Raises:
             EventTooLargeError: an unfinished event is longer than the bound.
         """
-        buffer = self._rest + data
+        rest = self._rest
+        # Most receives hold exactly one event; they are spared the copies below.
+        if not rest and 0 < data.find(b"\n\n") == len(data) - 2 and b"\r" not in data:
+            return [data]
+        search_from = max(0, len(rest) - 2)  # the blank line may be cut, but what is before it was searched
+        rest += data
         events: list[bytes] = []
-        while (end := _event_end(buffer, len(self._rest) if not events else 0)) > 0:
-            events.append(buffer[:end])
-            buffer = buffer[end:]
-        if len(buffer) > self._max_event_bytes:
+        start = 0
+        while (blank := _BLANK_LINE.search(rest, search_from)) is not None:
+            events.append(bytes(rest[start : blank.end()]))
+            start = search_from = blank.end()
+        if start:
+            del rest[:start]
+        if len(rest) > self._max_event_bytes:
             raise EventTooLargeError(
-                f"an event of {len(buffer)} bytes has not ended (max_event_bytes={self._max_event_bytes})"
+                f"an event of {len(rest)} bytes has not ended (max_event_bytes={self._max_event_bytes})"
             )
-        self._rest = buffer
         return events
 
 
-def _event_end(buffer: bytes, already_searched: int) -> int:
-    """Index just past the first blank line, or 0; the first `already_searched` bytes hold none."""
-    start = max(0, already_searched - 3)
-    lf = buffer.find(b"\n\n", start)
-    crlf = buffer.find(b"\r\n\r\n", start)
-    if crlf != -1 and (lf == -1 or crlf < lf):
-        return crlf + 4
-    return lf + 2 if lf != -1 else 0
-
-
-@dataclass(frozen=True, slots=True)
-class StreamEvent:
+class StreamEvent(msgspec.Struct, frozen=True, gc=False):
     """What one event of a completion stream says.
 
     Attributes:
-        has_text: it carries at least one character of the answer.
+        text: the answer's characters in it.
         is_usage_only: it carries usage and no choice, as `include_usage` asks for.
         is_done: it is the closing `[DONE]`.
         error: the server's error message when the event reports one.
-        prompt_tokens, output_tokens: the server's usage, when it is there.
-        text: the answer's characters in it.
+        prompt_tokens, output_tokens: the server's usage, when it is there. Beside text it is usage so far.
     """
 
-    has_text: bool = False
+    text: str = ""
     is_usage_only: bool = False
     is_done: bool = False
     error: str | None = None
     prompt_tokens: int | None = None
     output_tokens: int | None = None
-    text: str = ""
+
+    @property
+    def has_text(self) -> bool:
+        """It carries at least one character of the answer: the one condition for a token's arrival."""
+        return bool(self.text)
+
+
+class _Function(msgspec.Struct, gc=False):
+    arguments: Any = None
+
+
+class _ToolCall(msgspec.Struct, gc=False):
+    function: _Function | None = None
+
+
+class _Part(msgspec.Struct, gc=False):
+    """Where text can be. Types that servers disagree on are left open, and only strings are text."""
+
+    text: Any = None
+    content: Any = None
+    reasoning: Any = None
+    reasoning_content: Any = None
+    tool_calls: list[_ToolCall] | None = None
+
+
+class _Choice(_Part, gc=False):
+    delta: _Part | None = None
+    message: _Part | None = None
+
+
+class _Usage(msgspec.Struct, gc=False):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class _Answer(msgspec.Struct, gc=False):
+    """What is read of a completion object; all else is skipped."""
+
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: Any = None
 
 
 _NOTHING = StreamEvent()
+_DONE = StreamEvent(is_done=True)
+_decode_answer = msgspec.json.Decoder(_Answer).decode
 
 
 def parse_event(event: bytes) -> StreamEvent:
     """Read one whole event. Comments and keep-alives say nothing."""
-    lines = event.replace(b"\r\n", b"\n").split(b"\n")
-    data = b"\n".join(line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:"))
+    if event.startswith(b"data:") and event.find(b"\n") == len(event) - 2:
+        data = event[5:-2]  # one line with LF: what servers send; white space around it means nothing
+    else:
+        lines = event.replace(b"\r\n", b"\n").split(b"\n")
+        data = b"\n".join(line[5:] for line in lines if line.startswith(b"data:"))
+    if data.startswith(b" {"):
+        return parse_answer(data)
+    data = data.strip()
     if not data:
         return _NOTHING
-    if data.strip() == b"[DONE]":
-        return StreamEvent(is_done=True)
-    return parse_answer(data)
+    return _DONE if data == b"[DONE]" else parse_answer(data)
 
 
 def parse_answer(data: bytes) -> StreamEvent:
     """Read a whole answer, or the data of one event; what is no completion object reports an error."""
     try:
-        return _parse_payload(json.loads(data))
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        return StreamEvent(error=f"not a completion object: {data[:80]!r}")
-
-
-def _parse_payload(payload: dict[str, Any]) -> StreamEvent:
-    if error := payload.get("error"):
-        return StreamEvent(error=str(error.get("message", error)) if isinstance(error, dict) else str(error))
-    choices = payload.get("choices") or []
-    text = "".join(_choice_text(choice) for choice in choices)
-    usage = payload.get("usage") or {}
+        answer = _decode_answer(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return StreamEvent(error=f"not a completion object: {data[:80]!r} ({str(error)[:200]})")
+    if answer.error:
+        return StreamEvent(error=_error_text(answer.error))
+    usage = answer.usage
     return StreamEvent(
-        has_text=bool(text),
-        is_usage_only=bool(usage) and not choices,
-        prompt_tokens=usage.get("prompt_tokens"),
-        output_tokens=usage.get("completion_tokens"),
-        text=text,
+        text="".join([_choice_text(choice) for choice in answer.choices or ()]),
+        is_usage_only=usage is not None and not answer.choices,
+        prompt_tokens=usage.prompt_tokens if usage else None,
+        output_tokens=usage.completion_tokens if usage else None,
     )
 
 
-def _choice_text(choice: dict[str, Any]) -> str:
-    part = choice.get("delta") or choice.get("message") or choice
+def _error_text(error: Any) -> str:
+    return str(error.get("message", error)) if isinstance(error, dict) else str(error)
+
+
+def _choice_text(choice: _Choice) -> str:
+    part = choice.delta or choice.message or choice
     # Text a reader sees later still counts: reasoning and tool arguments are generated tokens too.
-    found = [part.get("text"), part.get("content"), part.get("reasoning"), part.get("reasoning_content")]
-    found += [(call.get("function") or {}).get("arguments") for call in part.get("tool_calls") or []]
-    return "".join(piece for piece in found if isinstance(piece, str))
+    found = [part.text, part.content, part.reasoning, part.reasoning_content]
+    if part.tool_calls:
+        found += [call.function.arguments for call in part.tool_calls if call.function]
+    return "".join([piece for piece in found if isinstance(piece, str)])

@@ -12,7 +12,7 @@ from serving.core.sse import EventSplitter, EventTooLargeError, StreamEvent, par
 
 LF = [b"data: one\n\n", b": keep-alive\n\n", b"event: x\ndata: two\ndata: three\n\n", b"data: [DONE]\n\n"]
 CRLF = [event.replace(b"\n", b"\r\n") for event in LF]
-MIXED = [LF[0], CRLF[1], CRLF[2], LF[3]]
+MIXED = [LF[0], CRLF[1], CRLF[2], LF[3], b"data: four\n\r\n", b"data: five\r\n\n"]
 
 
 def split(chunks: list[bytes]) -> tuple[list[bytes], bytes]:
@@ -102,6 +102,25 @@ def test_comments_and_keep_alives_say_nothing(event: bytes) -> None:
 
 def test_data_over_several_lines_is_one_object() -> None:
     assert parse_event(b'data: {"choices":\r\ndata: [{"text": "x"}]}\r\n\r\n').text == "x"
+
+
+def test_usage_so_far_beside_text_is_text_and_usage() -> None:
+    """As vLLM's `continuous_usage_stats` puts it: an event with text is never taken for the usage event."""
+    usage = {"prompt_tokens": 3, "completion_tokens": 4}
+    payload = {"choices": [{"delta": {"content": "x"}}], "usage": usage}
+    said = parse_event(b"data: " + json.dumps(payload).encode() + b"\n\n")
+    assert said == StreamEvent(text="x", prompt_tokens=3, output_tokens=4)
+    assert said.has_text
+
+
+def test_one_event_of_a_megabyte_in_small_pieces() -> None:
+    event = b'data: {"choices": [{"text": "%s"}]}\n\n' % (b"x" * 1_000_000)
+    splitter = EventSplitter()
+    found = [
+        whole for start in range(0, len(event), 1400) for whole in splitter.feed(event[start : start + 1400])
+    ]
+    assert found == [event]
+    assert len(parse_event(event).text) == 1_000_000
 
 
 def test_usage_alone_and_usage_beside_text() -> None:

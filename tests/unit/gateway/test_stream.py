@@ -39,6 +39,17 @@ def test_usage_beside_text_is_never_dropped() -> None:
     assert notes.output_tokens == 1
 
 
+def test_usage_so_far_in_every_chunk_is_passed_on_and_the_last_counts() -> None:
+    def text_and_usage(tokens: int) -> bytes:
+        usage = {"prompt_tokens": 3, "completion_tokens": tokens}
+        return event({"choices": [{"delta": {"content": "x"}}], "usage": usage})
+
+    notes = StreamNotes(strip_usage=False)
+    stream = [text_and_usage(1), text_and_usage(4), USAGE, DONE]
+    assert b"".join(notes.feed(data, at_s) for at_s, data in enumerate(stream)) == b"".join(stream)
+    assert (notes.chunk_at_s, notes.output_tokens) == ([0, 1], 5)
+
+
 def test_instants_are_those_of_events_with_text() -> None:
     notes = StreamNotes(strip_usage=False)
     for now_s, data in enumerate([ROLE, b": ping\n\n", TEXT, TEXT[:9], TEXT[9:], USAGE, DONE]):
