@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+import aiohttp
 import httpx
 import psutil
 
@@ -29,7 +30,7 @@ class Stream:
 
 
 async def stream(
-    client: httpx.AsyncClient,
+    client: aiohttp.ClientSession,
     lab: RunningLab,
     max_tokens: int,
     seen: Stream,
@@ -38,13 +39,13 @@ async def stream(
     """Read one answer to its end, noting into `seen` on the way."""
     body = {"model": "sim", "prompt": "x", "max_tokens": max_tokens, "stream": True}
     try:
-        async with client.stream("POST", f"{lab.url}/v1/completions", json=body, headers=headers) as answer:
-            seen.status = answer.status_code
+        async with client.post(f"{lab.url}/v1/completions", json=body, headers=headers) as answer:
+            seen.status = answer.status
             seen.reason = answer.headers.get("x-tandem-reason")
             seen.replica = answer.headers.get("x-tandem-replica")
-            async for line in answer.aiter_lines():
-                _note(line, seen)
-    except httpx.HTTPError as error:
+            async for line in answer.content:
+                _note(line.decode().rstrip("\r\n"), seen)
+    except (aiohttp.ClientError, TimeoutError) as error:
         seen.error = f"torn: {error!r}"
     return seen
 
@@ -60,12 +61,12 @@ def _note(line: str, seen: Stream) -> None:
             seen.tokens += payload["choices"][0]["text"].count("simulated")
 
 
-def crowd(work: Callable[[httpx.AsyncClient], Coroutine[Any, Any, Any]]) -> Any:
+def crowd(work: Callable[[aiohttp.ClientSession], Coroutine[Any, Any, Any]]) -> Any:
     """Run clients in one event loop over one pool without a limit."""
 
     async def run() -> Any:
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(limits=limits, timeout=60) as client:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=60, sock_read=60)
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as client:
             return await work(client)
 
     return asyncio.run(run())

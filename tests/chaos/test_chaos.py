@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 
+import aiohttp
 import httpx
 import psutil
 import pytest
@@ -27,7 +28,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
 
 
 def test_a_replica_killed_mid_stream_fails_its_own_streams_only(lab: RunningLab) -> None:
-    async def work(client: httpx.AsyncClient) -> tuple[str, list[Stream]]:
+    async def work(client: aiohttp.ClientSession) -> tuple[str, list[Stream]]:
         seen = [Stream() for _ in range(15)]
         tasks = [asyncio.create_task(stream(client, lab, 300, one)) for one in seen]
         await until(lambda: all(one.tokens > 0 for one in seen), "every stream has begun")
@@ -51,7 +52,7 @@ def test_a_replica_killed_mid_stream_fails_its_own_streams_only(lab: RunningLab)
 def test_requests_on_their_way_to_a_dead_replica_are_rerouted(lab: RunningLab) -> None:
     """Before the first byte nobody needs to hear of it: prefill takes 30 ms, the kill comes within."""
 
-    async def work(client: httpx.AsyncClient) -> list[Stream]:
+    async def work(client: aiohttp.ClientSession) -> list[Stream]:
         seen = [Stream() for _ in range(60)]
         tasks = [asyncio.create_task(stream(client, lab, 30, one)) for one in seen]
         await until(lambda: sum(one["running"] for one in lab.replicas("batched")) >= 20, "the lab is full")
@@ -72,7 +73,7 @@ def test_a_hanging_replica_is_left_alone_until_it_answers_again(lab: RunningLab)
         (found,) = [one["breaker"] for one in lab.replicas("batched") if one["replica"] == victim]
         return str(found)
 
-    async def work(client: httpx.AsyncClient) -> list[Stream]:
+    async def work(client: aiohttp.ClientSession) -> list[Stream]:
         process.send_signal(signal.SIGSTOP)
         try:
             seen = [Stream() for _ in range(12)]
@@ -85,7 +86,7 @@ def test_a_hanging_replica_is_left_alone_until_it_answers_again(lab: RunningLab)
 
     assert count(crowd(work)) == {"done": 12}
 
-    async def probe(client: httpx.AsyncClient) -> None:
+    async def probe(client: aiohttp.ClientSession) -> None:
         async def ask_until_closed() -> None:
             while breaker() != "closed":
                 await asyncio.gather(*(stream(client, lab, 2, Stream()) for _ in range(4)))
@@ -96,7 +97,7 @@ def test_a_hanging_replica_is_left_alone_until_it_answers_again(lab: RunningLab)
 
 
 def test_five_hundred_clients_that_leave_take_everything_with_them(lab: RunningLab) -> None:
-    async def work(client: httpx.AsyncClient) -> None:
+    async def work(client: aiohttp.ClientSession) -> None:
         seen = [Stream() for _ in range(500)]
         tasks = [asyncio.create_task(stream(client, lab, 3000, one)) for one in seen]
         await until(
@@ -116,7 +117,7 @@ def test_five_hundred_clients_that_leave_take_everything_with_them(lab: RunningL
 
 
 def test_an_overflowing_queue_refuses_with_reason_and_serves_the_rest(lab: RunningLab) -> None:
-    async def work(client: httpx.AsyncClient) -> list[Stream]:
+    async def work(client: aiohttp.ClientSession) -> list[Stream]:
         seen = [Stream() for _ in range(900)]
         await asyncio.gather(*(stream(client, lab, 2, one) for one in seen))
         return seen
@@ -128,7 +129,7 @@ def test_an_overflowing_queue_refuses_with_reason_and_serves_the_rest(lab: Runni
 
 
 def test_the_scheduler_killed_under_load_loses_and_doubles_nothing(lab: RunningLab) -> None:
-    async def work(client: httpx.AsyncClient) -> list[Stream]:
+    async def work(client: aiohttp.ClientSession) -> list[Stream]:
         seen = [Stream() for _ in range(60)]
         tasks = [asyncio.create_task(stream(client, lab, 400, one)) for one in seen]
         await until(lambda: lab.get("/scheduler")["leases"] == 24, "24 run, 36 wait")
@@ -154,7 +155,7 @@ def test_the_scheduler_killed_under_load_loses_and_doubles_nothing(lab: RunningL
 
 
 def test_a_gateway_that_dies_gives_its_leases_back(lab: RunningLab) -> None:
-    async def work(client: httpx.AsyncClient) -> list[Stream]:
+    async def work(client: aiohttp.ClientSession) -> list[Stream]:
         seen = [Stream() for _ in range(20)]
         tasks = [asyncio.create_task(stream(client, lab, 3000, one)) for one in seen]
         await until(lambda: all(one.tokens > 0 for one in seen), "every stream has begun")

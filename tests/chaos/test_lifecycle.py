@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 from typing import Any
 
-import httpx
+import aiohttp
 import pytest
 
 from tests.chaos.crowd import Stream, count, crowd, stream, until
@@ -45,7 +45,7 @@ def test_a_lane_grows_and_shrinks_with_its_outstanding_tokens_and_drops_no_strea
     }
     with running_lab(config(autoscaling=scaling)) as lab:
 
-        async def work(client: httpx.AsyncClient) -> list[Stream]:
+        async def work(client: aiohttp.ClientSession) -> list[Stream]:
             short = [Stream() for _ in range(24)]
             tasks = [asyncio.create_task(stream(client, lab, 600, one)) for one in short]
             await until(lambda: num_ready(lab) == 3, "three replicas", limit_s=60)
@@ -59,7 +59,7 @@ def test_a_lane_grows_and_shrinks_with_its_outstanding_tokens_and_drops_no_strea
         assert count(crowd(work)) == {"done": 30}
         wait_until(lambda: num_ready(lab) == 1, "back to one replica", limit_s=60)
 
-        async def one_more(client: httpx.AsyncClient) -> list[Stream]:
+        async def one_more(client: aiohttp.ClientSession) -> list[Stream]:
             return [await stream(client, lab, 5, Stream())]
 
         assert count(crowd(one_more)) == {"done": 1}
@@ -68,7 +68,7 @@ def test_a_lane_grows_and_shrinks_with_its_outstanding_tokens_and_drops_no_strea
 def test_down_lets_running_streams_end_and_refuses_new_ones_with_the_reason() -> None:
     with running_lab(config()) as lab, concurrent.futures.ThreadPoolExecutor(1) as pool:
 
-        async def work(client: httpx.AsyncClient) -> tuple[list[Stream], list[Stream]]:
+        async def work(client: aiohttp.ClientSession) -> tuple[list[Stream], list[Stream]]:
             seen = [Stream() for _ in range(4)]
             tasks = [asyncio.create_task(stream(client, lab, 800, one)) for one in seen]
             await until(lambda: all(one.tokens > 0 for one in seen), "every stream has begun")
