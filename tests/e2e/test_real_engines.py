@@ -14,6 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from serving.core import metric_names as names
+from tests.chaos.crowd import process_listening_on
 from tests.running_lab import LOOPBACK, RunningLab, tandem, wait_until
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
@@ -223,3 +224,31 @@ def test_a_three_point_bench_reports_every_figure(lab: RunningLab, tmp_path: Pat
     assert "http://" not in page.replace("http://www.w3.org", "") or lab.url in page
     for figure in figures:
         assert figure.removesuffix(".png") in page
+
+
+def test_an_engine_that_dies_takes_its_replica_out_at_once(lab: RunningLab) -> None:
+    """The last test of the module: the lane is away for a while after it."""
+    replica = process_listening_on(lab, lab.replicas("batched")[0]["url"])
+    (core,) = [child for child in replica.children(recursive=True) if "EngineCore" in child.name()]
+    body = {"model": f"{lab.model}:batched", "prompt": "Count: 1, 2,", "max_tokens": 1000, "stream": True}
+    with httpx.stream(
+        "POST", f"{lab.url}/v1/completions", json=body | {"ignore_eos": True}, timeout=60
+    ) as answer:
+        lines = answer.iter_lines()
+        assert next(lines).startswith("data: ")
+        core.kill()
+        rest = [line for line in lines if line]
+    assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "upstream_broke"
+    assert "data: [DONE]" not in rest
+    wait_until(lambda: not lab.replicas("batched"), "the replica has left the scheduler", limit_s=2)
+    short = {"prompt": "Once", "max_tokens": 3}
+    assert lab.post("/v1/completions", short | {"model": lab.model}).status_code == 200
+    pinned = lab.post("/v1/completions", short | {"model": f"{lab.model}:batched"})
+    assert (pinned.status_code, pinned.headers["x-tandem-reason"]) == (503, "no_replica_ready")
+
+
+@pytest.mark.parametrize("odd", [{"top_k": 10**30}, {"stop": "\ud800"}, {"temperature": float("nan")}])
+def test_what_no_engine_can_take_is_the_clients_mistake(lab: RunningLab, odd: dict[str, Any]) -> None:
+    body = json.dumps({"model": lab.model, "prompt": "Once", "max_tokens": 3} | odd)
+    answer = httpx.post(f"{lab.url}/v1/completions", content=body, timeout=60)
+    assert answer.status_code == 400, answer.text
