@@ -7,11 +7,13 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+import msgspec
 import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
 KEEP_FINISHED = 1024
+KEEP_SENT = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +33,56 @@ class FinishedRequest:
     output_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class SentWrite:
+    """One write to a client's connection, stamped around the call that hands it to the transport.
+
+    On asyncio's own event loop that call ends in the system call while the connection keeps up, so the bytes
+    left between the two monotonic instants. uvloop only queues them there and sends at the end of its turn.
+
+    Attributes:
+        tokens: output tokens in it; 0 for the closing `[DONE]`.
+        sent_unix_ns, sent_monotonic_ns: right before, on CLOCK_REALTIME and CLOCK_MONOTONIC.
+        written_monotonic_ns: right after.
+    """
+
+    tokens: int
+    sent_unix_ns: int
+    sent_monotonic_ns: int
+    written_monotonic_ns: int
+
+
+@dataclass(slots=True)
+class SentStream:
+    """What was really sent for one streamed request. All processes of a machine share CLOCK_MONOTONIC.
+
+    Attributes:
+        request_id: the `x-request-id` it came with, or one that the engine gave it.
+        received_monotonic_ns: when the whole request was there.
+        chunks: each write with text, in order.
+        done: the write of `[DONE]`; None while it goes on, and for ever when its client left.
+    """
+
+    request_id: str
+    prompt_tokens: int
+    received_monotonic_ns: int
+    chunks: list[SentWrite] = field(default_factory=list)
+    done: SentWrite | None = None
+
+
 @dataclass
 class EngineTally:
-    """The engine's own counts, kept by the engine's own reports."""
+    """The engine's own counts, kept by the engine's own reports.
+
+    Attributes:
+        sent: the last `KEEP_SENT` streams as they were sent, of engines that stamp them.
+    """
 
     running: int = 0
     waiting: int = 0
     most_running: int = 0
     finished: deque[FinishedRequest] = field(default_factory=lambda: deque(maxlen=KEEP_FINISHED))
+    sent: deque[SentStream] = field(default_factory=lambda: deque(maxlen=KEEP_SENT))
 
     def load(self, running: int, waiting: int) -> None:
         """Requests being computed and requests waiting inside the engine, now."""
@@ -58,6 +102,10 @@ class EngineTally:
             "most_running": self.most_running,
             "finished": [asdict(request) for request in self.finished],
         }
+
+    def sent_as_json(self, request_id: str | None = None) -> bytes:
+        """The JSON of a replica's `GET /tandem/engine/sent`: `SentStream`s, of one request if it is named."""
+        return msgspec.json.encode([one for one in self.sent if request_id in (None, one.request_id)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,16 +7,14 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import aiohttp
 import uvicorn
-from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serving.config import LaneConfig
 from serving.core.errors import TandemError
 from serving.engines.base import Engine
+from serving.engines.engine_page import with_engine_page
 from serving.engines.metrics import ReplicaCollector
 from serving.http_server import serve_app
 from serving.scheduler.client import keep_connected
@@ -64,7 +62,7 @@ class Replica:
         app = await self._engine.start()
         collector = ReplicaCollector(self._lane.name, self._replica_id, self._engine.tally)
         self._engine.registry.register(collector)
-        self._server, serving, address = await serve_app(_with_engine_page(app, self._engine), host)
+        self._server, serving, address = await serve_app(with_engine_page(app, self._engine.tally), host)
         self._engine.served_by(self._server)
         url = f"http://{address}"
         await self._warm_up(url)
@@ -155,14 +153,3 @@ class Replica:
             dtype=facts.dtype,
             device=facts.device,
         )
-
-
-def _with_engine_page(app: ASGIApp, engine: Engine) -> ASGIApp:
-    """The engine's application, and `GET /tandem/engine` with the engine's own counts and instants."""
-
-    async def wrapped(scope: Scope, receive: Receive, send: Send) -> Any:
-        if scope["type"] == "http" and scope["path"] == "/tandem/engine":
-            return await JSONResponse(engine.tally.as_json())(scope, receive, send)
-        return await app(scope, receive, send)
-
-    return wrapped

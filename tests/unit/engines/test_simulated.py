@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serving.config import LaneConfig, SimulatedProfile
 from serving.core import metric_names as names
 from serving.core.lane import Strategy
 from serving.core.sse import EventSplitter, parse_answer, parse_event
-from serving.engines.base import KEEP_FINISHED, EngineTally, FinishedRequest
+from serving.engines.base import KEEP_FINISHED, KEEP_SENT, EngineTally, FinishedRequest, SentStream
+from serving.engines.engine_page import SENT_PATH, with_engine_page
 from serving.engines.metrics import ReplicaCollector
 from serving.engines.simulated import WORD, SimulatedEngine
 from tests.unit.gateway.gateway_lab import Caller
@@ -141,6 +143,135 @@ async def test_mistakes_are_refused_in_openais_shape(body: Any, status: int) -> 
 async def test_the_longest_that_fits_is_served() -> None:
     async with simulated(acceptance_rate=1, num_speculative_tokens=16) as running:
         assert sum(await running.tokens_by_chunk(max_tokens=97)) == 97
+
+
+@pytest.mark.parametrize("body", [PROMPT, CHAT])
+async def test_usage_in_each_chunk_counts_as_it_goes(body: dict[str, Any]) -> None:
+    async with simulated(tokens_per_chunk=2) as running:
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        caller = await running.post(body | {"max_tokens": 5, "stream": True, "stream_options": options})
+        said = [parse_event(event) for event in EventSplitter().feed(caller.got)]
+        assert [event.output_tokens for event in said if event.has_text] == [2, 4, 5]
+        assert [event.output_tokens for event in said if event.is_usage_only] == [5]
+
+
+async def test_continuous_usage_alone_asks_for_nothing() -> None:
+    async with simulated() as running:
+        caller = await running.post(
+            CHAT | {"stream": True, "stream_options": {"continuous_usage_stats": True}}
+        )
+        assert b"usage" not in caller.got
+
+
+async def test_a_chats_prompt_is_the_words_of_its_contents() -> None:
+    async with simulated() as running:
+        parts = [{"type": "text", "text": "three more words"}]
+        messages = [{"role": "system", "content": "two words"}, {"role": "user", "content": parts}]
+        caller = await running.post({"model": "sim", "messages": messages})
+        assert caller.json["usage"]["prompt_tokens"] == 5
+
+
+async def test_what_load_tools_probe() -> None:
+    async with simulated() as running:
+        models, health = Caller("/v1/models", b"", "GET"), Caller("/health", b"", "GET")
+        await models.call(running.app)
+        await health.call(running.app)
+        assert [model["id"] for model in models.json["data"]] == ["sim", "sim:l"]
+        assert health.status == 200
+
+
+# What it sent
+
+
+async def sent(running: Running, query: str = "") -> list[dict[str, Any]]:
+    caller = Caller(f"{SENT_PATH}{query}", b"", "GET")
+    await caller.call(with_engine_page(running.app, running.engine.tally))
+    return [dict(stream) for stream in json.loads(caller.got)]
+
+
+async def test_each_write_is_stamped_with_its_tokens() -> None:
+    async with simulated(tokens_per_chunk=2) as running:
+        before_ns, before_unix_ns = time.monotonic_ns(), time.time_ns()
+        await running.post(CHAT | {"max_tokens": 5, "stream": True}, headers={"x-request-id": "mine"})
+        after_ns, after_unix_ns = time.monotonic_ns(), time.time_ns()
+        (stream,) = await sent(running)
+        assert (stream["request_id"], stream["prompt_tokens"]) == ("mine", 1)
+        assert [chunk["tokens"] for chunk in stream["chunks"]] == [2, 2, 1]
+        writes = [*stream["chunks"], stream["done"]]
+        instants = [write[key] for write in writes for key in ("sent_monotonic_ns", "written_monotonic_ns")]
+        whole = [before_ns, stream["received_monotonic_ns"], *instants, after_ns]
+        assert whole == sorted(whole)
+        assert all(before_unix_ns <= write["sent_unix_ns"] <= after_unix_ns for write in writes)
+
+
+async def test_a_write_is_stamped_around_the_servers_send() -> None:
+    """The instants lie on either side of what the ASGI server does with the bytes."""
+    async with simulated() as running:
+        sends: list[tuple[int, int]] = []
+
+        async def served_slowly(scope: Scope, receive: Receive, send: Send) -> None:
+            async def slow_send(message: Any) -> None:
+                begun_ns = time.monotonic_ns()
+                await asyncio.sleep(0.002)
+                await send(message)
+                if WORD.encode() in message.get("body", b""):
+                    sends.append((begun_ns, time.monotonic_ns()))
+
+            await running.app(scope, receive, slow_send)
+
+        await running.caller(CHAT | {"max_tokens": 3, "stream": True}).call(served_slowly)
+        (stream,) = await sent(running)
+        stamps = [(chunk["sent_monotonic_ns"], chunk["written_monotonic_ns"]) for chunk in stream["chunks"]]
+        assert len(sends) == len(stamps) == 3
+        assert all(
+            before <= begun and ended <= after
+            for (before, after), (begun, ended) in zip(stamps, sends, strict=True)
+        )
+
+
+async def test_one_stream_is_found_by_its_id_and_only_the_last_are_kept() -> None:
+    async with simulated() as running:
+        for number in range(3):
+            await running.post(
+                CHAT | {"max_tokens": 1, "stream": True}, headers={"x-request-id": f"n{number}"}
+            )
+        assert [one["request_id"] for one in await sent(running, "?request_id=n1")] == ["n1"]
+        assert await sent(running, "?request_id=other") == []
+        running.engine.tally.sent.extend(SentStream(str(n), 1, 0) for n in range(KEEP_SENT - 1))
+        assert [one["request_id"] for one in await sent(running)][:2] == ["n2", "0"]
+
+
+async def test_a_whole_answer_and_an_unfinished_stream_are_not_shown_as_sent() -> None:
+    async with simulated(step_ms=5) as running:
+        await running.post(PROMPT)
+        caller = running.caller(PROMPT | {"max_tokens": 90, "stream": True})
+        task = asyncio.create_task(caller.call(running.app))
+        await until(lambda: WORD.strip().encode() in caller.got)
+        caller.gone.set()
+        await task
+        (stream,) = await sent(running)
+        assert stream["done"] is None
+        assert 1 <= len(stream["chunks"]) < 90
+
+
+# Chunks of several tokens, and stalls
+
+
+async def test_every_chunk_but_the_last_holds_as_many_tokens_as_were_asked_for() -> None:
+    async with simulated(tokens_per_chunk=4) as running:
+        assert await running.tokens_by_chunk(max_tokens=10) == [4, 4, 2]
+        assert running.counter(names.VLLM_NUM_DRAFTS) == 0
+
+
+async def test_a_stream_stalls_once_after_the_tokens_named() -> None:
+    async with simulated(tokens_per_chunk=2, stall_after_tokens=3, stall_ms=60) as running:
+        await running.post(PROMPT | {"max_tokens": 8, "stream": True})
+        (stream,) = await sent(running)
+        instants = [chunk["sent_monotonic_ns"] / 1e6 for chunk in stream["chunks"]]
+        gaps_ms = [b - a for a, b in pairwise(instants)]
+        assert len(gaps_ms) == 3
+        assert gaps_ms[1] == max(gaps_ms)
+        assert gaps_ms[1] > 50  # and not 60: the chunk before it may have been late
 
 
 # Drafts
