@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from enum import IntEnum
 from pathlib import Path
@@ -21,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 import serving
-from serving import cluster, config, doctor, lab_state, model_store, supervisor
+from serving import cluster, config, doctor, lab_state, machine, model_store, supervisor
 from serving.config import LabConfig
 from serving.core.errors import ConfigError, TandemError
 from serving.doctor import Check, Status
@@ -29,6 +30,7 @@ from serving.lab_state import AlreadyRunningError, NotRunningError
 from serving.progress import progress
 
 MAX_REFUSALS_SHOWN = 5
+MAX_GROUPS_SHOWN = 12
 
 
 class ExitCode(IntEnum):
@@ -155,6 +157,8 @@ def up(config_file: Path | None, detach: bool, timeout_s: float, run_id: str | N
     path = find_config(config_file)
     lab = config.load(path)
     if run_id is None:
+        _refuse_second_lab()
+        _refuse_what_is_not_here(lab, path)
         _have_model(lab, path)
     if detach:
         _up_detached(lab, path, timeout_s)
@@ -171,19 +175,49 @@ def up(config_file: Path | None, detach: bool, timeout_s: float, run_id: str | N
         )
 
 
-def _have_model(lab: LabConfig, path: Path) -> None:
-    """Before anything starts: prepare the default model on first use, or see that the named one is there.
+def _refuse_second_lab() -> None:
+    """Raises: AlreadyRunningError: a lab of this user is running."""
+    running = lab_state.read(lab_state.state_dir())
+    if running is not None and running.is_alive:
+        raise AlreadyRunningError(lab_state.already_running(running))
+
+
+def _refuse_what_is_not_here(lab: LabConfig, path: Path) -> None:
+    """Before anything starts, see that the config's address and model are on this machine.
 
     Raises:
-        ConfigError: the named directory holds no checkpoint.
+        ConfigError: they are not; the default model is made on first use, and need not be there.
     """
-    if not any(lane.engine == "vllm" for lane in lab.lanes):
+    host = lab.gateway.host
+    if fault := machine.host_fault(host):
+        raise ConfigError(f"{path}: gateway.host = {host!r}: {fault}; it must be an address of this machine")
+    if _needs_model(lab) and lab.model.path != "auto":
+        with _naming(path):
+            model_store.resolve(lab.model.path)
+
+
+def _have_model(lab: LabConfig, path: Path) -> None:
+    """Prepare the default model on first use.
+
+    Raises:
+        ConfigError: its package is not installed, or the cache cannot be written.
+    """
+    if not _needs_model(lab) or lab.model.path != "auto":
         return
-    if lab.model.path == "auto" and not model_store.is_prepared(model_store.default_model_path()):
-        with progress() as say:
+    if not model_store.is_prepared(model_store.default_model_path()):
+        with _naming(path), progress() as say:
             model_store.prepare(say)
+
+
+def _needs_model(lab: LabConfig) -> bool:
+    return any(lane.engine == "vllm" for lane in lab.lanes)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Errors about a setting name the config file, too."""
     try:
-        model_store.resolve(lab.model.path)
+        yield
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 
@@ -196,10 +230,6 @@ def _deployments() -> supervisor.Lab:
 
 
 def _up_detached(lab: LabConfig, path: Path, timeout_s: float) -> None:
-    directory = lab_state.state_dir()
-    running = lab_state.read(directory)
-    if running is not None and running.is_alive:
-        raise AlreadyRunningError(lab_state.already_running(running))
     run_id = uuid.uuid4().hex
     command = [sys.executable, "-m", "serving", "up", "--config", str(path.resolve())]
     command += ["--timeout-s", str(timeout_s), "--run-id", run_id]
@@ -207,7 +237,7 @@ def _up_detached(lab: LabConfig, path: Path, timeout_s: float) -> None:
         state = cluster.detach(
             command,
             run_id=run_id,
-            log_path=lab_state.log_path(directory),
+            log_path=lab_state.log_path(lab_state.state_dir()),
             timeout_s=timeout_s + DETACHED_MARGIN_S,
             say=say,
         )
@@ -261,6 +291,9 @@ def show_scheduler(scheduler: dict[str, Any]) -> None:
     """The gateway's answer to GET /scheduler, readable at a glance."""
     console = Console()
     console.print(lane_table(scheduler))
+    if scheduler["waiting"]:
+        console.print()
+        console.print(waiting_table(scheduler))
     console.print(
         f"\norder {scheduler['order']}, placement {scheduler['placement']}, "
         f"{len(scheduler['gateways'])} gateway(s), {scheduler['leases']} running, {scheduler['waiting']} waiting"
@@ -268,7 +301,6 @@ def show_scheduler(scheduler: dict[str, Any]) -> None:
     )
     for title, counts in (
         ("waiting by band", scheduler["waiting_by_band"]),
-        ("waiting by tenant", scheduler["waiting_by_tenant"]),
         ("refused so far", scheduler["refusals"]),
         ("leaving", dict.fromkeys(scheduler["leaving_replicas"], "until its streams end")),
     ):
@@ -282,13 +314,14 @@ def show_scheduler(scheduler: dict[str, Any]) -> None:
 def lane_table(scheduler: dict[str, Any]) -> Table:
     """One row per replica; a lane without any has a row too.
 
-    Column `tokens`: outstanding tokens, reserved by the requests running on the replica.
+    Column `waiting`: requests pinned to the lane, without those that any lane may serve. Column `tokens`:
+    outstanding tokens, reserved by the requests running on the replica.
     """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("lane", "strategy", "waiting", "replica", "ready", "running", "tokens"):
         table.add_column(heading, no_wrap=True)
     for lane in scheduler["lanes"]:
-        own = (lane["lane"], lane["strategy"], str(lane["waiting"]))
+        own = (lane["lane"], lane["strategy"], str(sum(group["requests"] for group in lane["waiting"])))
         for one in lane["replicas"]:
             running = f"{one['running']} of {one['max_running']}"
             ready = "yes" if one["breaker"] == "closed" else f"breaker {one['breaker']}"
@@ -296,6 +329,21 @@ def lane_table(scheduler: dict[str, Any]) -> Table:
             table.add_row(*own, one["replica"], ready, running, tokens)
         if not lane["replicas"]:
             table.add_row(*own, "-", "no", "-", "-")
+    return table
+
+
+def waiting_table(scheduler: dict[str, Any]) -> Table:
+    """One row per lane, band and tenant that has requests waiting, the most first; tokens are reserved ones."""
+    groups = [(lane["lane"], group) for lane in scheduler["lanes"] for group in lane["waiting"]]
+    groups += [("any lane", group) for group in scheduler["waiting_any"]]
+    groups.sort(key=lambda row: row[1]["requests"], reverse=True)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("waiting for", "band", "tenant", "requests", "tokens"):
+        table.add_column(heading, no_wrap=True)
+    for lane, group in groups[:MAX_GROUPS_SHOWN]:
+        table.add_row(lane, group["band"], group["tenant"], str(group["requests"]), str(group["tokens"]))
+    if rest := [group["requests"] for _, group in groups[MAX_GROUPS_SHOWN:]]:
+        table.add_row(f"{len(rest)} more", "", "", str(sum(rest)), "")
     return table
 
 
@@ -407,6 +455,8 @@ def demo(config_file: Path | None) -> None:
     """The whole job: check this machine, prepare the model, start the lab, measure it, stop it."""
     path = find_config(config_file)
     lab = config.load(path)
+    _refuse_second_lab()
+    _refuse_what_is_not_here(lab, path)
     faults = [check for check in _examine(lab) if check.status is Status.FAIL]
     if faults:
         raise TandemError("\n".join(["this machine cannot run the lab:", *check_lines(faults)]))

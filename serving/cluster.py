@@ -151,8 +151,8 @@ def _stop_supervisor(state: LabState, directory: Path, timeout_s: float, say: Sa
 def look() -> dict[str, Any]:
     """How the lab stands, as JSON.
 
-    `state` is one of `ready`, `starting`, `stopping`, `degraded` (serves, but a lane has no ready replica),
-    `unreachable` (should be ready, does not answer),
+    `state` is one of `ready`, `starting`, `stopping`, `degraded` (serves, but a lane has no replica, or none whose
+    breaker lets a request through), `unreachable` (should be ready, does not answer),
     `died` (the supervisor is gone, its state file is not) and `not_running`. `scheduler` is the gateway's
     answer to GET /scheduler, or None.
     """
@@ -174,11 +174,23 @@ def look() -> dict[str, Any]:
         try:
             fetch(state.url + "/health")
             found["scheduler"] = json.loads(fetch(state.url + "/scheduler"))
-            if empty := [lane["lane"] for lane in found["scheduler"]["lanes"] if not lane["replicas"]]:
-                found |= {"state": "degraded", "progress": f"no ready replica: {', '.join(empty)}"}
+            if faults := lane_faults(found["scheduler"]):
+                found |= {"state": "degraded", "progress": "; ".join(faults)}
         except (OSError, ValueError) as error:
             found |= {"state": "unreachable", "progress": f"{state.url} does not answer: {error}"}
     return found
+
+
+def lane_faults(scheduler: dict[str, Any]) -> list[str]:
+    """Why lanes serve nothing now, a line each, from the gateway's answer to GET /scheduler."""
+    faults = []
+    for lane in scheduler["lanes"]:
+        replicas = lane["replicas"]
+        if not replicas:
+            faults.append(f"lane {lane['lane']}: no ready replica")
+        elif all(replica["breaker"] == "open" for replica in replicas):
+            faults.append(f"lane {lane['lane']}: the breakers of all {len(replicas)} replica(s) are open")
+    return faults
 
 
 def fetch(url: str) -> bytes:

@@ -115,13 +115,26 @@ def _replica_memory_gib(lane: LaneConfig) -> float:
     return ENGINE_MEMORY_GIB + lane.kv_cache_gib
 
 
-def check_memory(available_bytes: int, needed_gib: float) -> Check:
+def check_memory(available_bytes: int, needed_gib: float, *, is_lab_running: bool) -> Check:
+    """What a running lab has left is shown and not judged: it says nothing about the lab itself."""
+    enough = is_lab_running or available_bytes >= needed_gib * GIB
     return _check(
         "memory",
-        None if available_bytes >= needed_gib * GIB else Status.FAIL,
-        f"{available_bytes / GIB:.1f} GiB available",
+        None if enough else Status.FAIL,
+        f"{available_bytes / GIB:.1f} GiB available" + (" beside the running lab" if is_lab_running else ""),
         f"{needed_gib:.1f} GiB for the lanes of this config",
         "close other programs, or take fewer lanes or a smaller kv_cache_gib in the config",
+    )
+
+
+def check_host(host: str, fault: str | None) -> Check:
+    """Args: fault: why nothing can listen there, whatever the port, or None."""
+    return _check(
+        "address",
+        Status.FAIL if fault else None,
+        f"{host}: {fault}" if fault else host,
+        "an address of this machine",
+        "set gateway.host in the config, to 127.0.0.1 for instance",
     )
 
 
@@ -194,26 +207,24 @@ def _limit(value: int) -> str:
 def examine(config: LabConfig, *, our_ports: tuple[int, ...] = ()) -> list[Check]:
     """All checks against this machine. `our_ports` belong to the running lab of this user."""
     host, port = config.gateway.host, config.gateway.port
-    directory = (
-        model_store.default_model_path()
-        if config.model.path == "auto"
-        else Path(config.model.path).expanduser()
-    )
+    directory = model_store.directory_of(config.model.path)
     is_prepared = model_store.is_prepared(directory)
+    available_bytes, needed_gib = psutil.virtual_memory().available, needed_memory_gib(config)
+    host_fault = machine.host_fault(host)
     checks = [
         check_python(sys.version_info[:2]),
         check_engine(_engine_versions()),
         check_cores(machine.usable_cores()),
         check_instruction_sets(platform.machine(), machine.instruction_sets()),
-        check_port(host, port, machine.port_fault(host, port), is_ours=port in our_ports),
+        check_memory(available_bytes, needed_gib, is_lab_running=bool(our_ports)),
+        check_host(host, host_fault),
         check_model(config.model.path, directory, is_prepared),
         check_disk(shutil.disk_usage(_existing(directory)).free, directory, is_prepared),
         check_shm(_shm_bytes(Path("/dev/shm"))),
         check_nofile(*resource.getrlimit(resource.RLIMIT_NOFILE)),
     ]
-    if not our_ports:
-        # A running lab has taken its memory already.
-        checks.insert(2, check_memory(psutil.virtual_memory().available, needed_memory_gib(config)))
+    if host_fault is None:
+        checks.append(check_port(host, port, machine.port_fault(host, port), is_ours=port in our_ports))
     return checks
 
 
@@ -229,7 +240,7 @@ def _engine_versions() -> dict[str, str]:
 
 def _existing(directory: Path) -> Path:
     """The nearest directory above that exists; its disk is the one that will hold `directory`."""
-    return next(parent for parent in (directory, *directory.absolute().parents) if parent.exists())
+    return next(parent for parent in (directory, *directory.absolute().parents) if os.path.exists(parent))
 
 
 def _shm_bytes(path: Path) -> int | None:

@@ -65,14 +65,8 @@ def gpus() -> list[dict[str, Any]]:
 
 
 def host_fault(host: str) -> str | None:
-    """Why no server could listen on that host at all, in the system's words; None when one could."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.bind(address)
-    except (OSError, UnicodeError) as error:
-        return getattr(error, "strerror", None) or str(error)
-    return None
+    """Why no server could listen on that host, whatever the port, in the system's words; None when one could."""
+    return port_fault(host, 0)  # 0: any free one
 
 
 def port_fault(host: str, port: int) -> str | None:
@@ -85,6 +79,8 @@ def port_fault(host: str, port: int) -> str | None:
             probe.bind((host, port))
         except OSError as error:
             return error.strerror or str(error)
+        except ValueError as error:  # not even the form of a host name
+            return str(error)
     return None
 
 

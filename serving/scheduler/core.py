@@ -76,6 +76,20 @@ class RefusalNote:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitingGroup:
+    """What one tenant has waiting in one band for one lane; `lane` None: for any lane that will serve it.
+
+    `tokens`: reserved, prompt and maximum output.
+    """
+
+    lane: str | None
+    band: str
+    tenant: str
+    requests: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Running:
     request: SchedulingRequest
     lane: str
@@ -247,6 +261,14 @@ class SchedulerCore:
     def waiting_by_tenant(self) -> dict[str, int]:
         """Waiting requests of each tenant that has any."""
         return {tenant: backlog.requests for tenant, backlog in self._queue.by_tenant.items()}
+
+    def waiting_groups(self) -> list[WaitingGroup]:
+        """Who waits for which lane, the groups with the most requests first."""
+        groups = [
+            WaitingGroup(lane, self._config.bands[band].name, tenant, backlog.requests, backlog.tokens)
+            for (lane, band, tenant), backlog in self._queue.by_group.items()
+        ]
+        return sorted(groups, key=lambda group: group.requests, reverse=True)
 
     def demand_tokens(self) -> dict[str, int]:
         """By replica: its outstanding tokens, and its even part of those that wait for a replica like it."""

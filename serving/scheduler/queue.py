@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from sortedcontainers import SortedKeyList
 
@@ -30,9 +30,17 @@ class Line:
         return cls(request.lane, request.needs_plain_decoding, request.band, request.avoid_replica)
 
 
+class Group(NamedTuple):
+    """Waiting requests that people tell apart; `lane` is None where the choice is left to the scheduler."""
+
+    lane: str | None
+    band: int
+    tenant: str
+
+
 @dataclass(slots=True)
 class Backlog:
-    """What one tenant, or all of them, have waiting."""
+    """What a group, a tenant, a lane, or all of them have waiting."""
 
     requests: int = 0
     tokens: int = 0
@@ -56,6 +64,7 @@ class WaitingQueue:
         self.total = Backlog()
         self.by_tenant: dict[str, Backlog] = {}
         self.by_lane: dict[str | None, Backlog] = {}
+        self.by_group: dict[Group, Backlog] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -135,6 +144,7 @@ class WaitingQueue:
         self.total.add(request, sign)
         _add(self.by_tenant, request.tenant, request, sign)
         _add(self.by_lane, request.lane, request, sign)
+        _add(self.by_group, Group(request.lane, request.band, request.tenant), request, sign)
 
 
 def _add(books: dict[Key, Backlog], key: Key, request: SchedulingRequest, sign: int) -> None:

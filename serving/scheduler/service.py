@@ -9,8 +9,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,7 @@ from serving.telemetry.registry import CONTENT_TYPE, exposition
 
 logger = logging.getLogger(__name__)
 MAX_TENANTS_SHOWN = 20
+OTHER_TENANTS = "other"  # those beyond, taken together
 TICK_S = 0.25
 MAX_CLOSE_REASON_CHARS = 120  # a close frame holds 123 bytes of it
 SETTLE_S = 3.0  # gateways and replicas notice a lost scheduler at once and retry several times a second
@@ -262,13 +263,14 @@ class SchedulerService:
 
     def status(self) -> dict[str, Any]:
         """The scheduler's state for people and programs; the JSON of `GET /scheduler`."""
-        waiting = self._core.waiting_by_lane()
+        by_tenant = self._most_waiting_tenants()
+        waiting = self._waiting(by_tenant)
         lanes: dict[str, dict[str, Any]] = {
             lane.name: {
                 "lane": lane.name,
                 "strategy": lane.strategy,
                 "wanted_replicas": lane.replicas,
-                "waiting": waiting.get(lane.name, 0),
+                "waiting": waiting.get(lane.name, []),
                 "replicas": [],
             }
             for lane in self._lanes
@@ -294,9 +296,9 @@ class SchedulerService:
             "order": self._config.order,
             "placement": self._config.placement,
             "waiting": self._core.num_waiting,
-            "waiting_any": waiting.get(None, 0),
+            "waiting_any": waiting.get(None, []),
             "waiting_by_band": self._core.waiting_by_band(),
-            "waiting_by_tenant": self._most_waiting_tenants(),
+            "waiting_by_tenant": by_tenant,
             "leases": self._core.num_leases,
             "gateways": sorted(gateway.hello.gateway_id for gateway in self._gateways),
             "lanes": list(lanes.values()),
@@ -317,7 +319,18 @@ class SchedulerService:
         counts = Counter(self._core.waiting_by_tenant())
         shown = dict(counts.most_common(MAX_TENANTS_SHOWN))
         rest = counts.total() - sum(shown.values())
-        return shown | ({"other": rest} if rest else {})
+        return shown | ({OTHER_TENANTS: rest} if rest else {})
+
+    def _waiting(self, shown_tenants: Mapping[str, int]) -> dict[str | None, list[dict[str, Any]]]:
+        """Who waits, by pinned lane; None for those that wait for any. The tenants not shown are taken together."""
+        merged: dict[tuple[str | None, str, str], Counter[str]] = defaultdict(Counter)
+        for group in self._core.waiting_groups():
+            tenant = group.tenant if group.tenant in shown_tenants else OTHER_TENANTS
+            merged[group.lane, group.band, tenant] += Counter(requests=group.requests, tokens=group.tokens)
+        found: dict[str | None, list[dict[str, Any]]] = defaultdict(list)
+        for (lane, band, tenant), counts in merged.items():
+            found[lane].append({"band": band, "tenant": tenant, **counts})
+        return dict(found)
 
     def replicas(self) -> list[dict[str, str]]:
         """What each ready replica said about its engine."""

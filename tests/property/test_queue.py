@@ -126,6 +126,9 @@ class QueueMachine(RuleBasedStateMachine):
         assert self.queue.count_by_band() == Counter(request.band for request in requests)
         by_tenant = {tenant: backlog.requests for tenant, backlog in self.queue.by_tenant.items()}
         assert by_tenant == Counter(request.tenant for request in requests)
+        by_group = {tuple(group): backlog.requests for group, backlog in self.queue.by_group.items()}
+        assert by_group == Counter((request.lane, request.band, request.tenant) for request in requests)
+        assert sum(backlog.tokens for backlog in self.queue.by_group.values()) == tokens
 
 
 TestQueue = QueueMachine.TestCase

@@ -389,6 +389,7 @@ class CoreMachine(RuleBasedStateMachine):
             self.core.replica_ready(info)
         assert (self.core.num_waiting, self.core.num_leases) == (0, 0)
         assert (self.core.waiting_by_lane(), self.core.waiting_by_tenant()) == ({}, {})
+        assert self.core.waiting_groups() == []
         assert set(self.core.demand_tokens().values()) == {0}
         assert all(one.load.running == 0 == one.load.outstanding_tokens for one in self.core.replicas())
         assert all(one.breaker.probe is None for one in self.core.replicas())

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from serving import cli, cluster, doctor, lab_state, model_store
+from serving import cli, cluster, doctor, lab_state, model_store, supervisor
 from serving.core.errors import ConfigError, TandemError
 from serving.doctor import Check, Status
 from serving.lab_state import AlreadyRunningError, LabState, NotRunningError, Phase, StartFailedError
@@ -34,10 +34,30 @@ BAD = Check("memory", Status.FAIL, "1.0 GiB available", "6.0 GiB", "close other 
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with a config of its own and no lab."""
     monkeypatch.setenv("TANDEM_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "deploy").mkdir()
     (tmp_path / "deploy" / "lab.yaml").write_text(LAB)
     return tmp_path
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which steps a start took, in order; none does anything but the model, which appears."""
+    steps: list[str] = []
+
+    def prepare(say: Callable[[str], None]) -> Path:
+        steps.append("prepare")
+        directory = model_store.default_model_path()
+        directory.mkdir(parents=True)
+        for name in ("config.json", "model.safetensors"):
+            (directory / name).touch()
+        return directory
+
+    monkeypatch.setattr(model_store, "prepare", prepare)
+    monkeypatch.setattr(supervisor, "supervise", lambda *args, **kwargs: steps.append("supervise"))
+    monkeypatch.setattr(cli, "_up_detached", lambda *args: steps.append("detach"))
+    return steps
 
 
 def run(*arguments: str) -> Result:
@@ -111,10 +131,11 @@ def test_up_with_a_faulty_config_names_the_fault(checkout: Path) -> None:
     assert "deploy/lab.yaml: gateway.port = 70000" in result.stderr
 
 
-def test_up_while_a_lab_runs_is_4_and_names_it() -> None:
+@pytest.mark.parametrize("arguments", [("up",), ("up", "--detach"), ("demo",)])
+def test_a_start_while_a_lab_runs_is_4_and_names_it(arguments: tuple[str, ...], starts: list[str]) -> None:
     state = write_state()
-    result = run("up", "--detach")
-    assert result.exit_code == 4
+    result = run(*arguments)
+    assert (result.exit_code, starts) == (4, [])
     assert f"pid {state.pid}, {state.url}, {state.config_path}" in result.stderr
 
 
@@ -157,68 +178,118 @@ def test_status_while_starting_is_1_with_the_progress() -> None:
     assert (found["state"], found["progress"]) == ("starting", "batched: starting engine")
 
 
-def test_status_when_ready_is_0_and_shows_lanes_and_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
-    write_state()
-    replica = {
-        "replica": "batched-1",
-        "ready": True,
-        "breaker": "closed",
-        "running": 3,
-        "max_running": 16,
-        "outstanding_tokens": 99,
-    }
-    broken = replica | {"replica": "batched-2", "breaker": "open", "running": 0}
-    lanes = [
-        {"lane": "batched", "strategy": "batched", "waiting": 7, "replicas": [replica, broken]},
+def group(band: str, tenant: str, requests: int, tokens: int) -> dict[str, Any]:
+    return {"band": band, "tenant": tenant, "requests": requests, "tokens": tokens}
+
+
+def replicas(*breakers: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "replica": f"a-{number}",
+            "ready": True,
+            "breaker": breaker,
+            "running": 3,
+            "max_running": 16,
+            "outstanding_tokens": 99,
+        }
+        for number, breaker in enumerate(breakers, start=1)
     ]
-    scheduler = {
-        "lanes": lanes,
-        "order": "priority",
-        "placement": "least_outstanding",
-        "gateways": ["g1", "g2"],
-        "leases": 3,
-        "waiting": 7,
-        "draining": False,
-        "waiting_by_band": {"high": 0, "normal": 7},
-        "waiting_by_tenant": {"acme": 7},
-        "refusals": {"queue_full": 2},
-        "leaving_replicas": ["batched-0"],
-        "last_refusals": [{"seconds_ago": 4.2, "reason": "queue_full", "tenant": "acme", "lane": None}],
-    }
+
+
+SCHEDULER: dict[str, Any] = {
+    "lanes": [
+        {
+            "lane": "a",
+            "strategy": "batched",
+            "waiting": [group("normal", "acme", 7, 900)],
+            "replicas": replicas("closed", "open"),
+        }
+    ],
+    "order": "priority",
+    "placement": "least_outstanding",
+    "gateways": ["g1", "g2"],
+    "leases": 3,
+    "waiting": 9,
+    "waiting_any": [group("high", "zoo", 2, 64)],
+    "draining": False,
+    "waiting_by_band": {"high": 2, "normal": 7},
+    "waiting_by_tenant": {"acme": 7, "zoo": 2},
+    "refusals": {"queue_full": 2},
+    "leaving_replicas": ["a-0"],
+    "last_refusals": [{"seconds_ago": 4.2, "reason": "queue_full", "tenant": "acme", "lane": None}],
+}
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, scheduler: dict[str, Any]) -> None:
+    """The gateway is well and says this of the scheduler."""
     answers = {"/health": b"", "/scheduler": json.dumps(scheduler).encode()}
     monkeypatch.setattr(cluster, "fetch", lambda url: answers[url.removeprefix("http://127.0.0.1:18999")])
+
+
+def test_status_when_ready_is_0_and_shows_lanes_replicas_and_who_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_state()
+    answer(monkeypatch, SCHEDULER)
     result = run("status")
     assert result.exit_code == 0
     rows = [line.split() for line in result.stdout.splitlines()]
-    assert ["batched", "batched", "7", "batched-1", "yes", "3", "of", "16", "99"] in rows
-    assert ["batched", "batched", "7", "batched-2", "breaker", "open", "0", "of", "16", "99"] in rows
+    assert ["a", "batched", "7", "a-1", "yes", "3", "of", "16", "99"] in rows
+    assert ["a", "batched", "7", "a-2", "breaker", "open", "3", "of", "16", "99"] in rows
+    waiting = rows.index(["waiting", "for", "band", "tenant", "requests", "tokens"])
+    assert rows[waiting + 1 : waiting + 3] == [
+        ["a", "normal", "acme", "7", "900"],
+        ["any", "lane", "high", "zoo", "2", "64"],
+    ]
     for line in (
-        "order priority, placement least_outstanding, 2 gateway(s), 3 running, 7 waiting",
-        "waiting by band: high 0, normal 7",
-        "waiting by tenant: acme 7",
+        "order priority, placement least_outstanding, 2 gateway(s), 3 running, 9 waiting",
+        "waiting by band: high 2, normal 7",
         "refused so far: queue_full 2",
-        "leaving: batched-0 until its streams end",
+        "leaving: a-0 until its streams end",
         "4 s ago: queue_full, tenant acme, any lane",
     ):
         assert line in result.stdout
-    assert json.loads(run("status", "--json").stdout)["scheduler"] == scheduler
+    assert json.loads(run("status", "--json").stdout)["scheduler"] == SCHEDULER
 
 
-def test_a_lane_without_a_ready_replica_is_degraded_and_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    write_state()
-    lanes = [{"lane": "empty", "strategy": "batched", "waiting": 0, "replicas": []}]
-    answers = {"/health": b"", "/scheduler": json.dumps({"lanes": lanes}).encode()}
-    monkeypatch.setattr(cluster, "fetch", lambda url: answers[url.removeprefix("http://127.0.0.1:18999")])
-    result = run("status", "--json")
-    assert result.exit_code == cli.ExitCode.FAILED
-    found = json.loads(result.stdout)
-    assert (found["state"], found["progress"]) == ("degraded", "no ready replica: empty")
+def test_who_waits_is_cut_to_what_a_glance_takes_in() -> None:
+    groups = [group("normal", f"t{number}", number, 1) for number in range(1, 21)]
     console = Console(file=io.StringIO(), width=80)
-    console.print(cli.lane_table({"lanes": lanes}))
+    console.print(cli.waiting_table({"lanes": [], "waiting_any": groups}))
     assert isinstance(console.file, io.StringIO)
-    assert ["empty", "batched", "0", "-", "no", "-", "-"] in [
-        line.split() for line in console.file.getvalue().splitlines()
-    ]
+    rows = [line.split() for line in console.file.getvalue().splitlines()]
+    assert rows[1] == ["any", "lane", "normal", "t20", "20", "1"]
+    assert rows[-1] == ["8", "more", str(sum(range(1, 9)))]
+
+
+@pytest.mark.parametrize(
+    ("breakers", "fault"),
+    [
+        ((), "lane a: no ready replica"),
+        (("open",), "lane a: the breakers of all 1 replica(s) are open"),
+        (("open", "open"), "lane a: the breakers of all 2 replica(s) are open"),
+        (("open", "closed"), None),
+        (("open", "half_open"), None),
+    ],
+)
+def test_a_lane_that_serves_nothing_now_is_degraded_and_1(
+    breakers: tuple[str, ...], fault: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_state()
+    lane = {"lane": "a", "strategy": "batched", "waiting": [], "replicas": replicas(*breakers)}
+    answer(monkeypatch, {**SCHEDULER, "lanes": [lane]})
+    result = run("status", "--json")
+    found = json.loads(result.stdout)
+    assert result.exit_code == (cli.ExitCode.FAILED if fault else cli.ExitCode.OK)
+    assert found["state"] == ("degraded" if fault else "ready")
+    shown = run("status").stdout.splitlines()
+    assert shown[0].startswith(found["state"])
+    assert (shown[1] == fault) == bool(fault)
+    rows = [line.split() for line in shown]
+    first_row = (
+        ["a", "batched", "0", "a-1", "breaker", "open"] if breakers else ["a", "batched", "0", "-", "no"]
+    )
+    assert first_row in [row[: len(first_row)] for row in rows]
 
 
 def test_the_lane_table_fits_a_terminal_of_80_columns() -> None:
@@ -230,7 +301,7 @@ def test_the_lane_table_fits_a_terminal_of_80_columns() -> None:
         "max_running": 16,
         "outstanding_tokens": 123456,
     }
-    lane = {"lane": "speculative", "strategy": "speculative", "waiting": 256, "replicas": [replica]}
+    lane = {"lane": "speculative", "strategy": "speculative", "waiting": [], "replicas": [replica]}
     console = Console(file=io.StringIO(), width=80)
     console.print(cli.lane_table({"lanes": [lane]}))
     assert isinstance(console.file, io.StringIO)
@@ -297,26 +368,71 @@ def test_run_module_passes_exit_code_and_output_through(checkout: Path) -> None:
         assert out.read() == "['--a', 'b']\n"
 
 
-def test_up_prepares_the_default_model_on_first_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps: list[str] = []
-    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path))
-    monkeypatch.setattr(model_store, "prepare", lambda say: steps.append("prepare"))
-    monkeypatch.setattr(model_store, "resolve", lambda path: tmp_path)
-    monkeypatch.setattr(cli, "_up_detached", lambda *args: steps.append("up"))
-    assert run("up", "--detach").exit_code == 0
-    assert steps == ["prepare", "up"]
-
-
-@pytest.mark.parametrize("options", [(), ("--detach",)])
-def test_a_model_that_is_not_there_is_a_config_fault_before_anything_starts(
-    options: tuple[str, ...], tmp_path: Path
+@pytest.mark.parametrize(("arguments", "start"), [((), "supervise"), (("--detach",), "detach")])
+def test_up_makes_the_default_model_first_and_once(
+    arguments: tuple[str, ...], start: str, starts: list[str]
 ) -> None:
-    path = tmp_path / "lab.yaml"
-    path.write_text("model: {path: /nope}\nlanes: [{name: b, strategy: batched}]\n")
-    result = run("up", "--config", str(path), *options)
+    assert run("up", *arguments).exit_code == 0
+    assert run("up", *arguments).exit_code == 0
+    assert starts == ["prepare", start, start]
+
+
+def test_up_makes_no_model_for_simulated_lanes(checkout: Path, starts: list[str]) -> None:
+    simulated = "lanes: [{name: a, strategy: batched, engine: simulated, simulated: {}}]\n"
+    (checkout / "deploy" / "lab.yaml").write_text(simulated)
+    assert run("up").exit_code == 0
+    assert starts == ["supervise"]
+
+
+@pytest.mark.parametrize("arguments", [("up",), ("up", "--detach"), ("demo",)])
+@pytest.mark.parametrize(
+    ("lines", "fault"),
+    [
+        ("model: {path: /no/model}\n", "model.path = '/no/model': no checkpoint in /no/model"),
+        ("model: {path: ~nobody-here/m}\n", "model.path = '~nobody-here/m': no checkpoint in "),
+        ("gateway: {host: not a host}\n", "gateway.host = 'not a host': "),
+        ("gateway: {host: 192.0.2.1}\n", "gateway.host = '192.0.2.1': Cannot assign requested address"),
+        (f"gateway: {{host: {'x' * 70}}}\n", f"gateway.host = '{'x' * 70}': "),
+    ],
+)
+def test_what_this_machine_does_not_have_is_a_config_fault_before_anything_starts(
+    arguments: tuple[str, ...], lines: str, fault: str, checkout: Path, starts: list[str]
+) -> None:
+    (checkout / "deploy" / "lab.yaml").write_text(LAB.partition("\n")[2] + lines)
+    result = run(*arguments)
     assert result.exit_code == cli.ExitCode.USAGE
-    assert f"{path}: model.path = '/nope'" in result.stderr
-    assert "Ray" not in result.stderr
+    assert result.stderr.startswith(f"error: deploy/lab.yaml: {fault}")
+    assert len(result.stderr.splitlines()) == 1
+    assert starts == []
+
+
+def test_up_without_the_model_s_package_names_file_key_and_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_store, "PACKAGE", "no-such-package")
+    result = run("up")
+    assert result.exit_code == cli.ExitCode.USAGE
+    assert "error: deploy/lab.yaml: model.path = 'auto': the default model is not installed" in result.stderr
+
+
+@pytest.mark.parametrize(("verb", "file"), [("prepare", ""), ("up", "deploy/lab.yaml: ")])
+def test_a_cache_that_cannot_be_written_is_named(
+    verb: str, file: str, checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (checkout / "plain-file").touch()
+    cache = checkout / "plain-file" / "cache"
+    monkeypatch.setenv("TANDEM_CACHE", str(cache))
+    monkeypatch.setattr(model_store, "_gguf_file", lambda: checkout / "model.gguf")
+    result = run(verb)
+    assert result.exit_code == cli.ExitCode.USAGE
+    assert (
+        f"error: {file}model.path = 'auto': the model cannot be written to {cache}/models: Not a directory; "
+        "set TANDEM_CACHE" in result.stderr
+    )
+
+
+def test_a_model_that_is_ready_is_one_line(starts: list[str]) -> None:
+    result = run("prepare")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == f"model is ready in {model_store.default_model_path()}\n"
 
 
 @pytest.fixture
@@ -330,9 +446,7 @@ def demo(monkeypatch: pytest.MonkeyPatch) -> Callable[[Modules], list[str]]:
             return lambda *args, **kwargs: steps.append(step)
 
         monkeypatch.setattr(doctor, "examine", lambda *args, **kwargs: [OK])
-        monkeypatch.setattr(model_store, "is_prepared", lambda path: False)
         monkeypatch.setattr(model_store, "prepare", note("prepare"))
-        monkeypatch.setattr(model_store, "resolve", lambda path: Path(path))
         monkeypatch.setattr(cli, "_up_detached", note("up"))
         monkeypatch.setattr(cluster, "stop_running", note("down"))
         monkeypatch.setattr(cli, "run_module", modules)

@@ -35,8 +35,11 @@ HERE = Path("/cache/model")
         (doctor.check_instruction_sets("x86_64", AVX2 | {"avx512f"}), Status.WARN),
         (doctor.check_instruction_sets("x86_64", AVX512), Status.OK),
         (doctor.check_instruction_sets("aarch64", frozenset()), Status.WARN),
-        (doctor.check_memory(6 * GIB - 1, 6), Status.FAIL),
-        (doctor.check_memory(6 * GIB, 6), Status.OK),
+        (doctor.check_memory(6 * GIB - 1, 6, is_lab_running=False), Status.FAIL),
+        (doctor.check_memory(6 * GIB, 6, is_lab_running=False), Status.OK),
+        (doctor.check_memory(0, 6, is_lab_running=True), Status.OK),
+        (doctor.check_host("127.0.0.1", None), Status.OK),
+        (doctor.check_host("192.0.2.1", "Cannot assign requested address"), Status.FAIL),
         (doctor.check_port("127.0.0.1", 8000, None, is_ours=False), Status.OK),
         (doctor.check_port("127.0.0.1", 8000, "Address already in use", is_ours=False), Status.FAIL),
         (doctor.check_port("127.0.0.1", 8000, "Address already in use", is_ours=True), Status.OK),
@@ -62,7 +65,7 @@ def test_status_at_the_bound_and_a_remedy_only_for_faults(check: Check, status: 
 
 
 def test_faults_tell_what_was_found_in_the_units_of_what_is_wanted() -> None:
-    check = doctor.check_memory(3 * GIB, 7.5)
+    check = doctor.check_memory(3 * GIB, 7.5, is_lab_running=False)
     assert (check.found, check.wanted) == ("3.0 GiB available", "7.5 GiB for the lanes of this config")
     assert "sport = :8123" in doctor.check_port("127.0.0.1", 8123, "taken", is_ours=False).remedy
 
@@ -86,17 +89,30 @@ def test_the_default_lab_fits_the_promised_12_gib() -> None:
     assert doctor.needed_memory_gib(config.load(CHECKOUT / "deploy" / "lab.yaml")) <= 12
 
 
-def test_a_running_lab_of_ours_is_not_asked_for_its_port_and_memory_again() -> None:
+def test_beside_a_running_lab_its_port_and_memory_are_shown_and_not_asked_for_again() -> None:
     lab = config.load(CHECKOUT / "deploy" / "lab.yaml")
-    checks = {check.name: check for check in doctor.examine(lab, our_ports=(lab.gateway.port,))}
-    assert checks[f"port {lab.gateway.port}"].status is Status.OK
-    assert "memory" not in checks
-    assert "memory" in {check.name for check in doctor.examine(lab)}
+    greedy = lab.model_copy(update={"lanes": (lab.lanes[0].model_copy(update={"kv_cache_gib": 1e6}),)})
+    beside = {check.name: check for check in doctor.examine(greedy, our_ports=(lab.gateway.port,))}
+    assert beside[f"port {lab.gateway.port}"].found == "used by the running lab on 127.0.0.1"
+    assert beside["memory"].status is Status.OK
+    assert beside["memory"].found.endswith("GiB available beside the running lab")
+    alone = {check.name: check for check in doctor.examine(greedy)}
+    assert alone["memory"].status is Status.FAIL
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "x" * 70, "not a host"])
+def test_an_address_of_another_machine_is_a_fault_of_the_address_and_not_of_the_port(host: str) -> None:
+    lab = config.load(CHECKOUT / "deploy" / "lab.yaml")
+    elsewhere = lab.model_copy(update={"gateway": lab.gateway.model_copy(update={"host": host})})
+    found = {check.name: check for check in doctor.examine(elsewhere)}
+    assert found["address"].status is Status.FAIL
+    assert found["address"].found.startswith(f"{host}: ")
+    assert f"port {lab.gateway.port}" not in found
 
 
 def test_a_model_directory_that_does_not_exist_is_a_failure_by_its_name(tmp_path: Path) -> None:
     lab = config.load(CHECKOUT / "deploy" / "lab.yaml")
-    missing = tmp_path / "deep" / "nothing"
+    missing = tmp_path / "deep" / ("n" * 300)
     model = lab.model.model_copy(update={"path": str(missing)})
     found = {check.name: check for check in doctor.examine(lab.model_copy(update={"model": model}))}
     assert found["model"].status is Status.FAIL

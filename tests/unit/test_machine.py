@@ -75,6 +75,21 @@ def test_description_is_json_and_plausible() -> None:
     assert described["cpu_model"]
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "0.0.0.0", "localhost"])
+def test_this_machine_has_its_own_addresses(host: str) -> None:
+    assert machine.host_fault(host) is None
+
+
+@pytest.mark.parametrize(
+    ("host", "fault"),
+    [("192.0.2.1", "Cannot assign requested address"), ("ü" * 70, "label"), ("x" * 70, ""), ("fe80::zz", "")],
+)
+def test_other_addresses_are_refused_in_the_system_s_words(host: str, fault: str) -> None:
+    found = machine.host_fault(host)
+    assert found
+    assert fault in found
+
+
 def test_a_port_is_free_until_someone_listens() -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))

@@ -214,6 +214,12 @@ async def test_all_that_a_client_may_say_reaches_the_scheduler() -> None:
         assert known.age_s >= said.age_s
         assert replace(known, age_s=1.0, predicted_output_tokens=0) == said
         assert plane.status["waiting_by_tenant"] == {"t": 1}
+        tokens = said.reserved_tokens
+        lane_of = {lane["lane"]: lane for lane in plane.status["lanes"]}
+        assert lane_of["sequential"]["waiting"] == [
+            {"band": "normal", "tenant": "t", "requests": 1, "tokens": tokens}
+        ]
+        assert plane.status["waiting_any"] == []
         assert plane.status["waiting_by_band"] == {"high": 0, "normal": 1, "low": 0}
         await running.end()
         await until(lambda: waiting.has_lease)
@@ -671,6 +677,12 @@ async def test_the_status_page_tells_who_waits_and_who_was_refused() -> None:
         assert len(status["waiting_by_tenant"]) == 21
         assert status["waiting_by_tenant"]["many"] == 9
         assert status["waiting_by_tenant"]["other"] == 2
+        (sequential,) = [lane for lane in status["lanes"] if lane["lane"] == "sequential"]
+        groups = {group["tenant"]: group for group in sequential["waiting"]}
+        assert len(groups) == 21
+        assert {group["band"] for group in groups.values()} == {"low"}
+        assert [groups[name]["requests"] for name in ("many", "t9", "other")] == [9, 1, 2]
+        assert groups["other"]["tokens"] == 2 * groups["t9"]["tokens"]
         assert status["last_refusals"] == [
             {"seconds_ago": 3.0, "reason": "queue_full", "tenant": "late", "lane": "sequential"}
         ]
