@@ -100,10 +100,11 @@ def _abandon(child: psutil.Process, run_id: str, say: Say) -> None:
         child.kill()
         child.wait()
     finally:
-        sweep(run_id)
         state = lab_state.read(directory)
         if state is not None and state.run_id == run_id:
             clean_up(directory, state, say)
+        else:
+            sweep(run_id)
 
 
 def stop_running(*, timeout_s: float, say: Say) -> LabState | None:

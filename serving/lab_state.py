@@ -110,11 +110,16 @@ def read(directory: Path) -> LabState | None:
 
 
 def write(directory: Path, state: LabState) -> None:
-    """Replace the state file in one step, so that a reader never sees half of it."""
-    descriptor, scratch = tempfile.mkstemp(prefix=".lab-", dir=directory)
+    """Replace the state file."""
+    replace_file(directory / "lab.json", json.dumps(asdict(state), indent=2))
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a file in one step, so that a reader never sees half of it."""
+    descriptor, scratch = tempfile.mkstemp(prefix=".lab-", dir=path.parent)
     with os.fdopen(descriptor, "w") as file:
-        json.dump(asdict(state), file, indent=2)
-    os.replace(scratch, directory / "lab.json")
+        file.write(text)
+    os.replace(scratch, path)
 
 
 def remove(directory: Path) -> None:

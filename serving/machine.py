@@ -79,7 +79,7 @@ def port_fault(host: str, port: int) -> str | None:
             probe.bind((host, port))
         except OSError as error:
             return error.strerror or str(error)
-        except ValueError as error:  # not even the form of a host name
+        except (TypeError, ValueError) as error:  # not even the form of a host name
             return str(error)
     return None
 

@@ -21,14 +21,8 @@ from serving import lab_state
 from serving.config import LabConfig
 from serving.lab_state import LabState, Phase, StartFailedError
 from serving.machine import port_fault
-from serving.sweep import (
-    GRACE_S,
-    RUN_ID_VARIABLE,
-    clean_up,
-    clear_stale,
-    remove_shared_memory,
-    shared_memory_of,
-)
+from serving.shared_memory import Watch
+from serving.sweep import GRACE_S, RUN_ID_VARIABLE, clean_up, clear_stale, pids_of
 
 Say = Callable[[str], None]
 
@@ -184,7 +178,7 @@ def supervise(
         os.environ[RUN_ID_VARIABLE] = run_id
         os.environ["SPT_NOENV"] = "1"
         file = _StateFile(directory, _first_state(config, config_path, run_id, log_path))
-        with _StopSignals() as signals:
+        with Watch(directory, run_id, lambda: pids_of(run_id)) as watch, _StopSignals() as signals:
             lab: Lab | None = None
             try:
                 with show() as say:
@@ -223,7 +217,7 @@ def supervise(
             finally:
                 signals.disarm()
                 with show() as say:
-                    _stop(lab, file, signals, say, config.scheduler.drain_timeout_s + STOP_MARGIN_S)
+                    _stop(lab, file, watch, signals, say, config.scheduler.drain_timeout_s + STOP_MARGIN_S)
                 announce("stopped")
 
 
@@ -250,10 +244,12 @@ def _first_state(config: LabConfig, config_path: Path, run_id: str, log_path: Pa
     )
 
 
-def _stop(lab: Lab | None, file: _StateFile, signals: _StopSignals, say: Say, limit_s: float) -> None:
+def _stop(
+    lab: Lab | None, file: _StateFile, watch: Watch, signals: _StopSignals, say: Say, limit_s: float
+) -> None:
     _update(file, say, Phase.STOPPING, "stopping: draining and shutting down")
     grace_s = GRACE_S
-    segments = shared_memory_of(file.state.run_id)
+    watch.look()
     try:
         if lab is not None:
             with signals.hurriable(limit_s):
@@ -263,8 +259,8 @@ def _stop(lab: Lab | None, file: _StateFile, signals: _StopSignals, say: Say, li
         say(f"stopping: {why}, ending the processes")
         grace_s = HURRIED_GRACE_S
     finally:
+        watch.end()
         clean_up(lab_state.state_dir(), file.state, say, grace_s)
-        remove_shared_memory(segments)
 
 
 def _need_free_port(config: LabConfig) -> None:

@@ -1,4 +1,4 @@
-"""Cleaning up after a lab: its processes, its ports, its state file.
+"""Cleaning up after a lab: its processes, their shared memory, its ports, its state file.
 
 Every process of a lab carries TANDEM_RUN_ID in its environment; the sweep knows them from all others by it.
 """
@@ -6,18 +6,18 @@ Every process of a lab carries TANDEM_RUN_ID in its environment; the sweep knows
 from __future__ import annotations
 
 import os
-import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 
 import psutil
 
-from serving import lab_state
+from serving import lab_state, shared_memory
 from serving.core.errors import TandemError
 from serving.lab_state import LabState
 from serving.machine import port_fault
+from serving.shared_memory import Segment
 
 Say = Callable[[str], None]
 
@@ -28,7 +28,6 @@ ZOMBIE_LIMIT_S = 2.0
 PORT_LIMIT_S = 10.0
 POLL_S = 0.1
 ROUNDS = 5
-SEGMENT = re.compile(r"/dev/shm/psm_[0-9a-f]+")
 
 
 class SweepError(TandemError):
@@ -42,10 +41,9 @@ def clean_up(directory: Path, state: LabState, say: Say, grace_s: float = GRACE_
         SweepError: a process survived (the state file stays), or a port is still in use.
     """
     say("stopping: ending what is left of the lab")
-    segments = shared_memory_of(state.run_id)
-    for name in sweep(state.run_id, grace_s):
+    for name in sweep(state.run_id, grace_s, shared_memory.recorded(directory, state.run_id)):
         say(f"stopping: ended {name}")
-    remove_shared_memory(segments)
+    shared_memory.forget(directory)
     lab_state.remove(directory)
     _wait_for_ports(state, say)
 
@@ -60,24 +58,6 @@ def _wait_for_ports(state: LabState, say: Say) -> None:
                 "another program has it (`ss -ltnp` shows which)"
             )
         time.sleep(POLL_S)
-
-
-def shared_memory_of(run_id: str) -> set[Path]:
-    """Shared memory segments of multiprocessing that the run's processes have mapped now."""
-    found: set[Path] = set()
-    for process in processes_of(run_id):
-        try:
-            maps = Path(f"/proc/{process.pid}/maps").read_text()
-        except OSError:
-            continue  # it ended meanwhile
-        found |= {Path(path) for path in SEGMENT.findall(maps)}
-    return found
-
-
-def remove_shared_memory(segments: set[Path]) -> None:
-    """Remove segments that their processes left behind, as engines do that are ended by a signal."""
-    for segment in segments:
-        segment.unlink(missing_ok=True)
 
 
 def clear_stale(directory: Path, say: Say) -> None:
@@ -103,8 +83,17 @@ def _belongs(process: psutil.Process, run_id: str) -> bool:
         return False
 
 
-def sweep(run_id: str, grace_s: float = GRACE_S) -> list[str]:
+def pids_of(run_id: str) -> list[int]:
+    return [process.pid for process in processes_of(run_id)]
+
+
+def sweep(run_id: str, grace_s: float = GRACE_S, segments: Set[Segment] = frozenset()) -> list[str]:
     """End what is left of a run: SIGTERM, then SIGKILL after `grace_s` seconds. Nothing else is signalled.
+
+    When all have ended, the shared memory is removed that they had mapped.
+
+    Args:
+        segments: what those had mapped that have ended already.
 
     Returns:
         What was ended, as "name (pid)".
@@ -114,23 +103,25 @@ def sweep(run_id: str, grace_s: float = GRACE_S) -> list[str]:
     """
     ended: dict[int, str] = {}
     swept: list[psutil.Process] = []
+    mapped = set(segments)
     # A dying process may have started another a moment ago: look again until nothing is found.
     for _ in range(ROUNDS):
         found = processes_of(run_id)
         if not found:
-            # A moment for their new parent to collect them: a process list then shows none, not even a zombie.
-            psutil.wait_procs(swept, timeout=ZOMBIE_LIMIT_S)
-            return list(ended.values())
+            break
         swept += found
+        mapped |= shared_memory.segments_of(process.pid for process in found)
         for process in found:
             _signal(process, signal.SIGTERM, ended)
         alive = _wait(found, grace_s)
         for process in alive:
             _signal(process, signal.SIGKILL, ended)
         _wait(alive, KILL_LIMIT_S)
-    left = ", ".join(str(process.pid) for process in processes_of(run_id))
-    if left:
-        raise SweepError(f"processes of the lab are still there after SIGKILL: {left}")
+    if left := pids_of(run_id):
+        raise SweepError(f"processes of the lab are still there after SIGKILL: {', '.join(map(str, left))}")
+    # A moment for their new parent to collect them: a process list then shows none, not even a zombie.
+    psutil.wait_procs(swept, timeout=ZOMBIE_LIMIT_S)
+    shared_memory.remove_left(mapped)
     return list(ended.values())
 
 

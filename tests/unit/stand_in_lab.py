@@ -5,6 +5,7 @@ It starts one harmless process and never ends it, so that only the sweep can.
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -13,20 +14,27 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from serving import lab_state, supervisor
+import psutil
+
+from serving import lab_state, shared_memory, supervisor
 from serving.config import GatewayConfig, LabConfig, LaneConfig
 from serving.core.errors import TandemError
 from serving.core.lane import Strategy
+from serving.sweep import RUN_ID_VARIABLE
 
 
 @dataclass(frozen=True)
 class StandInLab:
-    """`mode`: ready, fails, hangs, loses_a_signal (a finalizer would drop it), replaces_handler, stuck_in_stop."""
+    """`mode`: ready, fails, hangs, loses_a_signal (a finalizer would drop it), replaces_handler, stuck_in_stop,
+    leaves_memory (its process has a segment of shared memory, and is killed by `stop`).
+    """
 
     mode: str
 
     def start(self, config: LabConfig, *, on_progress: Callable[[str], None]) -> None:
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdout=subprocess.DEVNULL)
+        if self.mode == "leaves_memory":
+            say(f"segment {start_segment_holder().segment}")
         if self.mode == "fails":
             raise TandemError("lane batched: no such model")
         if self.mode == "hangs":
@@ -47,6 +55,48 @@ class StandInLab:
         if self.mode == "stuck_in_stop":
             say("stuck")
             _pause()
+        for process in psutil.Process().children() if self.mode == "leaves_memory" else []:
+            process.kill()
+            process.wait()
+
+
+# Makes a segment that nobody tidies up: the process that would, Python's resource tracker, is told to forget it.
+SEGMENT_HOLDER = """
+import time
+from multiprocessing import resource_tracker, shared_memory
+segment = shared_memory.SharedMemory(create=True, size=4096)
+resource_tracker.unregister(segment._name, "shared_memory")
+print(segment.name, flush=True)
+time.sleep(600)
+"""
+
+
+@dataclass(frozen=True)
+class SegmentHolder:
+    """A process with a segment of shared memory that outlives it."""
+
+    process: subprocess.Popen[str]
+    segment: str
+
+    @property
+    def is_segment_there(self) -> bool:
+        return (shared_memory.SHM_DIR / self.segment).exists()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def start_segment_holder(run_id: str | None = None) -> SegmentHolder:
+    """Start one; of this run, else of that which this process is of."""
+    env = os.environ | ({RUN_ID_VARIABLE: run_id} if run_id else {})
+    process = subprocess.Popen(
+        [sys.executable, "-c", SEGMENT_HOLDER], stdout=subprocess.PIPE, text=True, env=env
+    )
+    assert process.stdout is not None
+    segment = process.stdout.readline().strip()
+    process.stdout.close()
+    return SegmentHolder(process, segment)
 
 
 def _pause() -> None:
@@ -66,6 +116,7 @@ def show() -> Iterator[Callable[[str], None]]:
 
 def main() -> int:
     mode, run_id, port, timeout_s = sys.argv[1:]
+    shared_memory.LOOK_EVERY_S = 0.02
     config = LabConfig(
         gateway=GatewayConfig(port=int(port)),
         lanes=(LaneConfig(name="batched", strategy=Strategy.BATCHED),),

@@ -8,8 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -18,7 +20,8 @@ import pytest
 from serving import cluster, lab_state
 from serving.core.errors import TandemError
 from serving.lab_state import AlreadyRunningError, LabState, Phase, StartFailedError
-from serving.sweep import RUN_ID_VARIABLE, processes_of, remove_shared_memory, shared_memory_of, sweep
+from serving.shared_memory import SHM_DIR, recorded
+from serving.sweep import RUN_ID_VARIABLE, processes_of, sweep
 
 CHECKOUT = Path(__file__).parents[2]
 SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
@@ -97,7 +100,7 @@ def ignore(text: str) -> None:
 
 def assert_nothing_left(run_id: str, state_dir: Path) -> None:
     assert processes_of(run_id) == []
-    assert lab_state.read(state_dir) is None
+    assert [path.name for path in state_dir.iterdir() if path.suffix == ".json"] == []
 
 
 def test_detached_start_then_down(run_id: str, port: int, state_dir: Path) -> None:
@@ -181,6 +184,55 @@ def test_ctrl_c_when_ready_is_a_clean_end(run_id: str, port: int, state_dir: Pat
     supervisor.process.send_signal(signal.SIGINT)
     assert supervisor.end() == 0
     assert supervisor.lines[-1] == "stopped"
+    assert_nothing_left(run_id, state_dir)
+
+
+def segment_of(supervisor: Supervisor) -> Path:
+    (line,) = [line for line in supervisor.lines if line.startswith("segment ")]
+    segment = SHM_DIR / line.removeprefix("segment ")
+    assert segment.exists()
+    return segment
+
+
+def kill_all_of(run_id: str) -> None:
+    for process in processes_of(run_id):
+        with suppress(psutil.NoSuchProcess):  # some end when another does
+            process.kill()
+            process.wait()
+
+
+def test_shared_memory_is_gone_after_a_clean_stop(run_id: str, port: int, state_dir: Path) -> None:
+    supervisor = Supervisor("leaves_memory", run_id, port)
+    supervisor.wait_for("`tandem down` stops it")
+    segment = segment_of(supervisor)
+    supervisor.process.send_signal(signal.SIGINT)
+    assert supervisor.end() == 0
+    assert not segment.exists()
+    assert_nothing_left(run_id, state_dir)
+
+
+@pytest.mark.parametrize("supervisor_dies", [False, True])
+def test_shared_memory_of_processes_that_died_before_the_stop_is_removed(
+    supervisor_dies: bool, run_id: str, port: int, state_dir: Path
+) -> None:
+    supervisor = Supervisor("leaves_memory", run_id, port)
+    supervisor.wait_for("`tandem down` stops it")
+    segment = segment_of(supervisor)
+    give_up_at_s = time.monotonic() + 60
+    while segment.name not in {one.name for one in recorded(state_dir, run_id)}:
+        assert time.monotonic() < give_up_at_s, "it was never recorded"
+    if supervisor_dies:
+        supervisor.process.kill()
+        supervisor.end()
+        kill_all_of(run_id)
+    else:
+        for child in psutil.Process(supervisor.process.pid).children():
+            child.kill()
+    assert segment.exists()
+    assert cluster.stop_running(timeout_s=30, say=ignore) is not None
+    assert not segment.exists()
+    if not supervisor_dies:
+        assert supervisor.end() == 0
     assert_nothing_left(run_id, state_dir)
 
 
@@ -282,36 +334,6 @@ def test_the_sweep_ends_its_own_run_and_nothing_else(run_id: str) -> None:
         for process in (ours, stubborn, *others):
             process.kill()
             process.wait()
-
-
-def test_shared_memory_that_a_killed_process_left_is_removed_and_no_other(
-    run_id: str, tmp_path: Path
-) -> None:
-    program = (
-        "from multiprocessing import resource_tracker, shared_memory; import pathlib, sys, time; "
-        "segment = shared_memory.SharedMemory(create=True, size=4096); "
-        "resource_tracker.unregister(segment._name, 'shared_memory'); "
-        "pathlib.Path(sys.argv[1]).write_text(segment.name); print('up', flush=True); time.sleep(60)"
-    )
-    names = [tmp_path / "ours", tmp_path / "other"]
-    children = [
-        start_marked([sys.executable, "-c", program, str(name)], mark)
-        for name, mark in zip(names, (run_id, None), strict=True)
-    ]
-    ours, other = (Path("/dev/shm") / name.read_text() for name in names)
-    try:
-        segments = shared_memory_of(run_id)
-        assert segments == {ours}
-        sweep(run_id, grace_s=0.1)
-        assert ours.exists(), "the process left it behind"
-        remove_shared_memory(segments)
-        assert not ours.exists()
-        assert other.exists()
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
-        other.unlink()
 
 
 def test_the_sweep_of_an_unknown_run_ends_nothing() -> None:

@@ -82,7 +82,13 @@ def test_this_machine_has_its_own_addresses(host: str) -> None:
 
 @pytest.mark.parametrize(
     ("host", "fault"),
-    [("192.0.2.1", "Cannot assign requested address"), ("ü" * 70, "label"), ("x" * 70, ""), ("fe80::zz", "")],
+    [
+        ("192.0.2.1", "Cannot assign requested address"),
+        ("ü" * 70, "encoding of hostname failed"),
+        ("x" * 70, ""),
+        ("a\0b", ""),
+        ("fe80::zz", ""),
+    ],
 )
 def test_other_addresses_are_refused_in_the_system_s_words(host: str, fault: str) -> None:
     found = machine.host_fault(host)
