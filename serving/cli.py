@@ -99,7 +99,8 @@ def tandem() -> None:
     \b
     Exit codes:
       0    done; for `status`: ready
-      1    failed; for `status`: starting, stopping or not answering; for `doctor`: something is missing
+      1    failed; for `status`: starting, stopping, degraded or not answering;
+           for `doctor`: something is missing
       2    wrong usage or wrong config
       3    no lab is running, or it cannot be reached
       4    a lab is already running

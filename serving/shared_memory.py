@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
@@ -104,6 +105,7 @@ class Watch:
         self._run_id = run_id
         self._pids = pids
         self._seen: set[Segment] = set()
+        self._listings: deque[set[str]] = deque(maxlen=2)  # what was there at the last looks
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._keep_looking, name="shared-memory", daemon=True)
@@ -125,6 +127,11 @@ class Watch:
     def look(self) -> None:
         """Record what is mapped now and was not known."""
         with self._lock:
+            names = {path.name for path in SHM_DIR.glob("psm_*")}
+            # Reading every process' map is dear. A segment is listed a moment before it is mapped: look twice.
+            if list(self._listings) == [names, names]:
+                return
+            self._listings.append(names)
             mapped = segments_of(self._pids())
             if mapped <= self._seen:
                 return

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from serving import shared_memory
 from serving.core.errors import TandemError
 from serving.shared_memory import SHM_DIR, Segment, Watch, forget, recorded, remove_left, segments_of
 from serving.sweep import sweep
@@ -84,6 +85,27 @@ def test_the_watch_writes_down_what_came_and_keeps_what_went(tmp_path: Path, sta
     assert recorded(tmp_path, "run") == set()
     watch.look()
     assert list(tmp_path.iterdir()) == [], "nothing new was seen"
+
+
+def test_processes_are_looked_at_again_only_when_segments_came_or_went(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_memory, "SHM_DIR", tmp_path)
+    looked_at: list[int] = []
+
+    def pids() -> list[int]:
+        looked_at.append(1)
+        return []
+
+    watch = Watch(tmp_path, "run", pids)
+    segment = tmp_path / "psm_1"
+    segment.touch()
+    for _ in range(5):
+        watch.look()
+    assert len(looked_at) == 2  # the second for what was listed and not mapped yet
+    segment.unlink()
+    watch.look()
+    assert len(looked_at) == 3
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"run_id": "run"}', '{"run_id": "run", "segments": [1]}'])
