@@ -130,8 +130,10 @@ class SimulatedEngine:
                 await self._work.wait()
                 due_at_s = time.monotonic()
                 continue
-            due_at_s += self._step_s(len(self._running))
-            # Steps follow an absolute schedule, so late wake-ups do not add up.
+            step_s = self._step_s(len(self._running))
+            # Steps follow an absolute schedule, so late wake-ups do not add up. Whole steps are not made up for:
+            # an engine that was held up goes on at its pace and not in a burst.
+            due_at_s = max(due_at_s, time.monotonic() - step_s) + step_s
             await asyncio.sleep(max(0.0, due_at_s - time.monotonic()))
             for sequence in list(self._running):
                 self._step(sequence, due_at_s)
