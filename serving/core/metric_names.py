@@ -119,4 +119,6 @@ METRICS: tuple[Metric, ...] = (
 VLLM_NUM_DRAFTS = "vllm:spec_decode_num_drafts_total"
 VLLM_DRAFT_TOKENS = "vllm:spec_decode_num_draft_tokens_total"
 VLLM_ACCEPTED_TOKENS = "vllm:spec_decode_num_accepted_tokens_total"
+VLLM_PREFIX_QUERIES = "vllm:prefix_cache_queries_total"
+VLLM_PREFIX_HITS = "vllm:prefix_cache_hits_total"
 VLLM_RUNNING = "vllm:num_requests_running"

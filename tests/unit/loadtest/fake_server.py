@@ -18,6 +18,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from prometheus_client import generate_latest
+
+from serving.core.errors import Reason
+from serving.core.latency import RequestTimeline
+from serving.core.request import Outcome
+from serving.gateway.metrics import GatewayMetrics
+
 OK_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n"
     b"x-tandem-lane: batched\r\nx-tandem-replica: batched-1\r\n\r\n"
@@ -151,6 +158,7 @@ class FakeLab:
         self.served: dict[str, list[Served]] = {name: [] for name in self.lanes}
         self.running: dict[str, int] = dict.fromkeys(self.lanes, 0)
         self.drafts: dict[str, list[int]] = {name: [0, 0, 0] for name in self.lanes}
+        self.gateway = GatewayMetrics()
         self.address = ""
         self._gates: dict[str, asyncio.Semaphore] = {}
         self._watches: list[tuple[int, threading.Event]] = []
@@ -185,7 +193,12 @@ class FakeLab:
         path = request_line.split()[1]
         if path == "/v1/chat/completions":
             return await self._chat(json.loads(body), writer)
-        pages = {"/lab": self._lab, "/targets": self._targets, "/metrics": self._metrics}
+        pages = {
+            "/lab": self._lab,
+            "/targets": self._targets,
+            "/metrics": self._metrics,
+            "/v1/models": self._models,
+        }
         name, _, lane = path.partition("?lane=")
         content = pages[name](lane) if name in pages else None
         status = b"200 OK" if content is not None else b"404 Not Found"
@@ -199,19 +212,31 @@ class FakeLab:
         lane = self.lanes[name]
         prompt = body["messages"][0]["content"]
         per_chunk = lane.tokens_per_chunk if "text" in prompt[:40] else lane.story_tokens_per_chunk
+        arrived_at_s = time.perf_counter()
         self.num_requests[name] += 1
         for count, reached in self._watches:
             if sum(self.num_requests.values()) >= count:
                 reached.set()
         is_broken = bool(lane.fail_every) and self.num_requests[name] % lane.fail_every == 0
-        async with self._gates[name]:
-            self.running[name] += 1
-            try:
-                await self._stream(
-                    name, lane, per_chunk, body["max_tokens"], 2 if is_broken else None, writer
-                )
-            finally:
-                self.running[name] -= 1
+        tokens = body["max_tokens"]
+        ended: tuple[Outcome, Reason | None] = Outcome.CANCELLED, Reason.CLIENT_CLOSED
+        try:
+            async with self._gates[name]:
+                self.running[name] += 1
+                try:
+                    stamps = await self._stream(
+                        name, lane, per_chunk, tokens, 2 if is_broken else None, writer
+                    )
+                finally:
+                    self.running[name] -= 1
+            if is_broken:
+                ended = Outcome.FAILED, Reason.UPSTREAM_BROKE
+            else:
+                ended = Outcome.COMPLETED, None
+                timeline = RequestTimeline(arrived_at_s, arrived_at_s, stamps, time.perf_counter(), tokens)
+                self.gateway.completed(name, timeline, 150, is_stream=True)
+        finally:
+            self.gateway.ended(name, *ended)
         return not is_broken
 
     async def _stream(
@@ -222,7 +247,8 @@ class FakeLab:
         tokens: int,
         break_after: int | None,
         writer: asyncio.StreamWriter,
-    ) -> None:
+    ) -> tuple[float, ...]:
+        """Send the answer, or the part of it before the break; when each chunk was sent."""
         stamps = [time.perf_counter()]
         await asyncio.sleep(lane.ttft_s)
         writer.write(
@@ -230,7 +256,7 @@ class FakeLab:
         )
         for number, start in enumerate(range(0, tokens, per_chunk)):
             if number == break_after:
-                return
+                return ()
             if number:
                 await asyncio.sleep(lane.gap_s * (1 + lane.slower_per_user * (self.running[name] - 1)))
             size = min(per_chunk, tokens - start)
@@ -242,6 +268,7 @@ class FakeLab:
         self.served[name].append(Served(stamps[1] - stamps[0], (stamps[-1] - stamps[1]) / (tokens - 1)))
         writer.write(http_chunk(usage_event(150, tokens)) + http_chunk(DONE) + END)
         await writer.drain()
+        return tuple(stamps[1:])
 
     def _count(self, name: str, drafted: int, accepted: int) -> None:
         counts = self.drafts[name]
@@ -260,6 +287,10 @@ class FakeLab:
         model = {"name": "smollm2-135m", "path": "auto", "dtype": "auto", "device": "auto"}
         return json.dumps({"config": {"model": model, "lanes": lanes}, "replicas": replicas})
 
+    def _models(self, _: str) -> str:
+        names = ["smollm2-135m", *(f"smollm2-135m:{name}" for name in self.lanes)]
+        return json.dumps({"object": "list", "data": [{"id": name, "owned_by": "tandem"} for name in names]})
+
     def _targets(self, _: str) -> str:
         # A real replica has a port of its own; here the query says whose metrics are meant.
         groups: list[dict[str, Any]] = [{"targets": [self.address], "labels": {"role": "gateway"}}]
@@ -273,6 +304,8 @@ class FakeLab:
         return json.dumps(groups)
 
     def _metrics(self, name: str) -> str:
+        if not name:
+            return generate_latest(self.gateway.registry).decode()
         lines = [
             f'tandem_replica_memory_bytes{{lane="{name}",replica="{name}-1"}} {self.lanes[name].memory_bytes}'
         ]

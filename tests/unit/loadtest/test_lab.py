@@ -1,11 +1,29 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 
 import pytest
+from prometheus_client import generate_latest
+from pydantic import TypeAdapter
 
-from loadtest.lab import LabError, Scrape, describe_lab, parse_replica, scrape
+from loadtest.lab import (
+    GatewayScrape,
+    LabError,
+    LaneCounts,
+    PrefixCounts,
+    Scrape,
+    describe_lab,
+    parse_gateway,
+    parse_replica,
+    scrape,
+    scrape_at_rest,
+)
+from serving.core.errors import Reason
+from serving.core.latency import RequestTimeline
+from serving.core.request import Outcome
 from serving.core.speculation import SpeculationCounts
+from serving.gateway.metrics import GatewayMetrics
 
 from .fake_server import Conversation, fake_lab, scripted_server
 from .runs import scrape as made_scrape
@@ -37,7 +55,7 @@ def test_what_a_replica_does_not_export_is_none() -> None:
     assert (found.speculation, found.memory_bytes) == (None, None)
 
 
-def test_scrape_reads_replicas_and_no_gateway() -> None:
+def test_scrape_reads_replicas_and_gateways() -> None:
     with fake_lab() as (url, _):
         found = scrape(url)
     assert found.errors == ()
@@ -45,6 +63,84 @@ def test_scrape_reads_replicas_and_no_gateway() -> None:
     assert found.memory_bytes("batched") == 1100 << 20
     assert found.speculation("batched") == {}
     assert found.speculation("speculative") == {"speculative-1": SpeculationCounts(0, 0, 0)}
+    assert [gateway.lanes for gateway in found.gateways] == [()]
+
+
+def test_a_gateways_page_is_counted_by_lane_and_outcome() -> None:
+    metrics = GatewayMetrics(["batched"])
+    metrics.refused(Reason.UNKNOWN_MODEL)
+    for reason in (Reason.UPSTREAM_BROKE, Reason.UPSTREAM_TIMEOUT):
+        metrics.ended("batched", Outcome.FAILED, reason)
+    for ttft_s in (0.04, 0.045, 0.255):
+        metrics.ended("batched", Outcome.COMPLETED, None)
+        metrics.completed("batched", RequestTimeline(1.0, 1.0, (1.0 + ttft_s,), 2.0, 7), 100, is_stream=True)
+    found = parse_gateway(generate_latest(metrics.registry).decode(), "g-1")
+    batched = found.lane("batched")
+    assert batched.ended == {"failed": 2, "completed": 3}
+    assert (batched.num_ended, batched.output_tokens, batched.ttft_count) == (5, 21, 3)
+    assert batched.ttft_sum_s == pytest.approx(0.34)
+    at_most = dict(batched.ttft_buckets)
+    assert (at_most[0.03], at_most[0.05], at_most[0.2], at_most[0.3], at_most[600.0]) == (0, 2, 2, 3, 3)
+    assert found.lane("").ended == {"rejected": 1}
+    assert found.lane("other").num_ended == 0
+    both = Scrape(gateways=(found, GatewayScrape("g-2", (LaneCounts("batched", {"completed": 4}),))))
+    assert both.num_ended("batched") == 5 + 1 + 4
+
+
+def test_a_page_that_is_no_gateways_is_refused() -> None:
+    with pytest.raises(ValueError, match="tandem_requests_total: not a gateway's page"):
+        parse_gateway("# nothing\n", "g-1")
+
+
+def test_prefix_cache_counters_are_read() -> None:
+    text = """\
+# TYPE vllm:prefix_cache_queries_total counter
+vllm:prefix_cache_queries_total{engine="0"} 200.0
+# TYPE vllm:prefix_cache_hits_total counter
+vllm:prefix_cache_hits_total{engine="0"} 64.0
+"""
+    assert parse_replica(text, "batched", "b-1").prefix == PrefixCounts(200, 64)
+    assert parse_replica("# nothing\n", "batched", "b-1").prefix is None
+
+
+def test_a_scrape_survives_json() -> None:
+    adapter = TypeAdapter(Scrape)
+    counts = LaneCounts("batched", {"completed": 2}, 10, 2, 0.5, ((0.1, 1), (0.2, 2)))
+    made = Scrape((), (), (GatewayScrape("g-1", (counts,)),))
+    assert adapter.validate_json(adapter.dump_json(made)) == made
+
+
+class Watch:
+    """Time that passes only by sleeping; what happens meanwhile is up to the test."""
+
+    def __init__(self, meanwhile: Callable[[], None]) -> None:
+        self.now_s = 0.0
+        self._meanwhile = meanwhile
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def sleep(self, duration_s: float) -> None:
+        self.now_s += duration_s
+        self._meanwhile()
+
+
+def test_the_scrape_after_a_stage_waits_for_the_gateways_count() -> None:
+    with fake_lab() as (url, lab):
+        before = scrape(url)
+        watch = Watch(lambda: lab.gateway.ended("batched", Outcome.COMPLETED, None))
+        after = scrape_at_rest(url, "batched", before, 3, clock=watch.clock, sleep=watch.sleep)
+    assert after.num_ended("batched") == 3
+    assert watch.now_s == pytest.approx(0.15)
+
+
+def test_it_does_not_wait_for_ever() -> None:
+    with fake_lab() as (url, _):
+        before = scrape(url)
+        watch = Watch(lambda: None)
+        after = scrape_at_rest(url, "batched", before, 1, clock=watch.clock, sleep=watch.sleep)
+    assert after.num_ended("batched") == 0
+    assert watch.now_s == pytest.approx(2.0, abs=0.06)
 
 
 def test_the_model_is_told_as_the_replicas_resolved_it() -> None:
