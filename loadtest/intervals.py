@@ -13,7 +13,7 @@ from statistics import NormalDist, fmean, stdev
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtest.summary import Estimate
+from loadtest.estimate import Estimate
 from serving.core.latency import percentile
 
 CONFIDENCE = 0.95

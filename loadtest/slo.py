@@ -19,9 +19,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from loadtest.estimate import Estimate
 from loadtest.intervals import wilson
 from loadtest.record import ClientReason, RequestRecord
-from loadtest.summary import Estimate, SloSummary
 from serving.core.latency import RequestTimeline, e2e_latency_s, inter_chunk_latencies_s, tpot_s, ttft_s
 
 DEFAULT_ATTAINMENT = 0.95
@@ -88,6 +88,25 @@ class Slo:
             for limit in self.limits
             if limit.share is not None
         )
+
+
+@dataclass(frozen=True, slots=True)
+class SloSummary:
+    """How a stage kept its objective.
+
+    Attributes:
+        attainment: share of all requests, failures included, that met every limit.
+        goodput_per_s: requests/s that met it.
+        holds: whether the objective holds for the stage.
+        misses: requests that broke each limit, by its text; `failed` for those that did not complete.
+        binding: the limit broken most often; None when nothing was missed.
+    """
+
+    attainment: Estimate
+    goodput_per_s: Estimate
+    holds: bool
+    misses: dict[str, int]
+    binding: str | None
 
 
 def parse_slo(text: str) -> Slo:

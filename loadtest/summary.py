@@ -11,17 +11,10 @@ from pydantic import TypeAdapter
 
 from loadtest.client_health import ClientCeiling
 from loadtest.crossover import Crossover
+from loadtest.estimate import Estimate as Estimate
 from loadtest.load import Load
 from loadtest.rundir import RunInfo
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A figure and its interval; `low` and `high` are None where too little was measured for one."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
+from loadtest.slo import SloSummary as SloSummary
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,25 +24,6 @@ class Percentiles:
     p50: Estimate | None
     p95: Estimate | None
     p99: Estimate | None
-
-
-@dataclass(frozen=True, slots=True)
-class SloSummary:
-    """How a stage kept its objective.
-
-    Attributes:
-        attainment: share of all requests, failures included, that met every limit.
-        goodput_per_s: requests/s that met it.
-        holds: whether the objective holds for the stage.
-        misses: requests that broke each limit, by its text; `failed` for those that did not complete.
-        binding: the limit broken most often; None when nothing was missed.
-    """
-
-    attainment: Estimate
-    goodput_per_s: Estimate
-    holds: bool
-    misses: dict[str, int]
-    binding: str | None
 
 
 @dataclass(frozen=True, slots=True)
