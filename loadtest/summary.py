@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter
 
+from loadtest.capacity import Capacity as Capacity
+from loadtest.capacity import Probe as Probe
 from loadtest.client_health import ClientCeiling
 from loadtest.crossover import Crossover
 from loadtest.estimate import Estimate as Estimate
@@ -141,41 +143,6 @@ class FailureCount:
     reason: str
     count: int
     example: str
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """One stage of a capacity search."""
-
-    rate_per_s: float
-    repeat: int
-    attainment: float
-    holds: bool
-    is_valid: bool
-    mean_in_flight: float
-    binding: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """The highest rate at which a lane still holds the objective.
-
-    Attributes:
-        rate_per_s: mean of the repeats with its interval; None when no rate held, or none was found.
-        by_repeat: what each repeat of the search found, requests/s.
-        is_lower_bound: the objective still held at the highest rate tried.
-        binding: the limit that broke above it.
-        mean_in_flight: requests in flight at the highest rate that held.
-    """
-
-    lane: str
-    workload: str
-    rate_per_s: Estimate | None
-    by_repeat: tuple[float, ...]
-    is_lower_bound: bool
-    binding: str | None
-    mean_in_flight: float | None
-    probes: tuple[Probe, ...]
 
 
 @dataclass(frozen=True, slots=True)
