@@ -106,7 +106,7 @@ class Bracket:
     _rate: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        self._rate = _rounded(self.start)
+        self._rate = rounded(self.start)
 
     def next_rate(self) -> float | None:
         """The rate to probe; None when this repeat is done."""
@@ -138,7 +138,7 @@ class Bracket:
         else:
             self.high = probe
         self._num_invalid = 0
-        self._rate = _rounded(self._choose(probe.rate_per_s))
+        self._rate = rounded(self._choose(probe.rate_per_s))
 
     def _choose(self, rate: float) -> float:
         if self.low is not None and self.high is not None:
@@ -221,5 +221,6 @@ def _rate(lows: list[Probe], highs: list[Probe]) -> Estimate | None:
     return Estimate(lower.value, lower.low, upper.high)
 
 
-def _rounded(rate: float) -> float:
+def rounded(rate: float) -> float:
+    """A rate as a stage is named after it."""
     return float(f"{rate:.{DIGITS}g}")

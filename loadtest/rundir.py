@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from loadtest.capacity import SearchSettings
 from loadtest.client_health import ClientCeiling, ClientHealth
 from loadtest.lab import Scrape
 from loadtest.plan import StagePlan
@@ -25,6 +27,7 @@ FIGURES_DIR = "figures"
 class RunStatus(StrEnum):
     """How a run ended."""
 
+    RUNNING = "running"  # it has not, or it was killed
     COMPLETE = "complete"  # every planned request has a record
     INCOMPLETE = "incomplete"  # a stage was cut
     INTERRUPTED = "interrupted"  # the user stopped it
@@ -39,7 +42,9 @@ class RunInfo:
         machine: where the load tool ran, as `serving.machine.describe` gives it.
         config, model, replicas: what the lab said of itself at the start (`/lab`).
         slo: the objective, in the form `loadtest.slo` reads.
+        search: how a sweep searched; each lane's first guess is the rate of its first stage.
         ceiling: what this client could read on this machine just before the run.
+        parts: 1, and one more for each time the run was stopped and went on; `duration_s` leaves the pauses out.
     """
 
     id: str
@@ -58,6 +63,8 @@ class RunInfo:
     replicas: list[dict[str, Any]]
     slo: str | None = None
     ceiling: ClientCeiling | None = None
+    search: SearchSettings | None = None
+    parts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +76,7 @@ class StageRun:
         before, after: the replicas' figures around it.
         locust_requests, locust_failures: Locust's own count of the stage, to check ours.
         client: how the load tool fared meanwhile.
-        stop_reason: a `ClientReason` when it was cut.
+        stop_reason, stop_detail: a `ClientReason` when it was cut, and the value and the bound in words.
     """
 
     plan: StagePlan
@@ -82,6 +89,7 @@ class StageRun:
     locust_failures: int
     client: ClientHealth | None = None
     stop_reason: str | None = None
+    stop_detail: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +104,18 @@ _ADAPTER = TypeAdapter(RunFile)
 
 
 def write_run(run: RunFile, directory: Path) -> None:
-    (directory / RUN_FILE).write_bytes(_ADAPTER.dump_json(run, indent=1) + b"\n")
+    """Write `run.json`; whoever reads it, or comes after a crash, finds the old one or the new one, whole."""
+    replace_file(directory / RUN_FILE, _ADAPTER.dump_json(run, indent=1) + b"\n")
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Give a file new content in one step."""
+    fresh = path.with_name(f".{path.name}.new")
+    with fresh.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
 
 
 def read_run(directory: Path) -> RunFile:

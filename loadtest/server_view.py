@@ -188,11 +188,11 @@ def _speculation(before: Scrape, after: Scrape, lane: str, notes: list[str]) -> 
         if counts.num_drafts < earlier[replica].num_drafts:
             notes.append(f"acceptance unknown: counters of replica {replica} went back during the stage")
             return None
-        total = plus(total, counts - earlier[replica])
+        total = add_speculation(total, counts - earlier[replica])
     return total
 
 
-def plus(a: SpeculationCounts, b: SpeculationCounts) -> SpeculationCounts:
+def add_speculation(a: SpeculationCounts, b: SpeculationCounts) -> SpeculationCounts:
     return SpeculationCounts(
         a.num_drafts + b.num_drafts, a.draft_tokens + b.draft_tokens, a.accepted_tokens + b.accepted_tokens
     )

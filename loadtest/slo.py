@@ -134,14 +134,14 @@ def evaluate(slo: Slo, records: Sequence[RequestRecord], duration_s: float) -> S
     Raises:
         ValueError: there is no request to judge.
     """
-    judged = [record for record in records if record.reason != ClientReason.INTERRUPTED]
-    if not judged:
+    found = judged(records)
+    if not found:
         raise ValueError("an objective needs at least one finished request; there is none")
-    misses = [slo.misses(record) for record in judged]
+    misses = [slo.misses(record) for record in found]
     num_met = sum(map(slo.is_met_by, misses))
     broken = Counter(miss for each in misses for miss in each)
-    attainment = wilson(num_met, len(judged))
-    per_s = len(judged) / duration_s if duration_s > 0 else 0.0
+    attainment = wilson(num_met, len(found))
+    per_s = len(found) / duration_s if duration_s > 0 else 0.0
     low, high = attainment.low, attainment.high
     return SloSummary(
         attainment=attainment,
@@ -151,10 +151,15 @@ def evaluate(slo: Slo, records: Sequence[RequestRecord], duration_s: float) -> S
             None if low is None else low * per_s,
             None if high is None else high * per_s,
         ),
-        holds=slo.holds(num_met, broken, len(judged)),
+        holds=slo.holds(num_met, broken, len(found)),
         misses=dict(broken),
         binding=max(broken, key=lambda miss: broken[miss], default=None),
     )
+
+
+def judged(records: Iterable[RequestRecord]) -> list[RequestRecord]:
+    """Those that say something of the server: all but what the user broke off."""
+    return [record for record in records if record.reason != ClientReason.INTERRUPTED]
 
 
 def can_still_hold(

@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from loadtest.analysis import Repeat, summarize, summarize_stage
+from loadtest.analysis import summarize
 from loadtest.crossover import Verdict
-from loadtest.findings import findings, warnings
 from loadtest.lab import Scrape
 from loadtest.record import RequestRecord
 from loadtest.rundir import StageRun
+from loadtest.stage_summary import Repeat, summarize_stage
 from loadtest.summary import Estimate, summary_json
 
 from .runs import record, run_file, scrape, stage_run, whole_run
@@ -64,7 +64,6 @@ def test_failures_count_and_enter_no_latency() -> None:
     # The time before the good request is not forgotten: the stage began with the bad one.
     assert value(stage.output_tokens_per_s) == pytest.approx(11 / 1.3)
     assert [(f.lane, f.reason, f.count) for f in summary.failures] == [("batched", "upstream_broke", 1)]
-    assert "1 completed, 1 failed" in findings(summary)[-1]
 
 
 def test_a_stage_without_a_completed_request_has_no_figures() -> None:
@@ -72,7 +71,6 @@ def test_a_stage_without_a_completed_request_has_no_figures() -> None:
     summary = summarize(run_file([stage_run(records)]), records)
     stage = summary.stages[0]
     assert (stage.output_tokens_per_s, stage.ttft_s.p50, stage.tokens_per_chunk) == (None, None, None)
-    assert findings(summary)[0] == "No request completed, so there are no figures."
 
 
 def test_warm_up_is_in_no_figure_but_its_failure_is_told() -> None:
@@ -114,8 +112,6 @@ def test_what_a_reader_must_know_is_noted() -> None:
     summary = summarize(run, records)
     assert summary.stages[0].wrong_lengths == 1
     assert "cut: 1 of 4 requests have a record" in summary.stages[0].notes
-    assert any("Cut before their end: batched/copy/1" in text for text in warnings(summary))
-    assert any("1 answers are not 11 tokens long" in text for text in warnings(summary))
 
 
 def test_locusts_own_count_is_checked() -> None:
@@ -136,18 +132,6 @@ def test_crossover_of_a_whole_run() -> None:
     assert [each.tpot for each in copy.speed_ups] == pytest.approx([2.0, 1.0, 0.5])
     assert copy.tpot.verdict is Verdict.UP_TO
     assert copy.tpot.levels == pytest.approx([4.0])
-
-
-def test_findings_follow_the_data() -> None:
-    texts = " ".join(findings(summarize(*whole_run())))
-    assert "the lane speculative pays up to a concurrency of about 4.0" in texts
-    assert "2.00 at 1, 1.00 at 4, 0.50 at 8" in texts
-    assert "all completed" in texts
-    assert warnings(summarize(*whole_run())) == ()
-
-
-def test_a_simulated_engine_is_called_so() -> None:
-    assert "Simulated engine in sequential" in warnings(summarize(*whole_run(engine="simulated")))[0]
 
 
 def test_summary_has_the_agreed_shape() -> None:
