@@ -79,11 +79,12 @@ def stage_run(
     after: Scrape = Scrape(),  # noqa: B008 - frozen
     planned: int | None = None,
     is_cut: bool = False,
+    plan: StagePlan | None = None,
 ) -> StageRun:
-    """The stage that these records are all of."""
+    """The stage that these records are all of; a closed loop unless a plan says otherwise."""
     label = records[0].label
     return StageRun(
-        plan=stage_plan(label.lane, label.workload, users_of(records[0]), planned or len(records)),
+        plan=plan or stage_plan(label.lane, label.workload, users_of(records[0]), planned or len(records)),
         started_at_s=0.0,
         finished_at_s=max(each.finished_at_s for each in records),
         is_cut=is_cut,

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from loadtest.analysis import summarize
+from loadtest.analysis import probe_of, summarize
+from loadtest.capacity import SearchSettings
 from loadtest.crossover import Verdict
-from loadtest.lab import Scrape
+from loadtest.lab import GatewayScrape, LaneCounts, Scrape
+from loadtest.load import constant_rate
+from loadtest.plan import StagePlan
 from loadtest.record import RequestRecord
 from loadtest.rundir import StageRun
+from loadtest.slo import parse_slo
 from loadtest.stage_summary import Repeat, summarize_stage
 from loadtest.summary import Estimate, summary_json
 
@@ -148,3 +153,130 @@ def test_summary_has_the_agreed_shape() -> None:
         )
         assert stage["failures"] == 0
     assert {lane["lane"]: lane["memory_bytes"] for lane in data["lanes"]}["batched"] == 2**30
+
+
+def open_stage(
+    rate_per_s: float, repeat: int = 0, ttft_s: float = 0.1, requests: int = 20, lag_s: float = 0.0
+) -> tuple[StageRun, list[RequestRecord]]:
+    """A stage of evenly spaced arrivals and its records."""
+    plan = StagePlan(
+        "batched", "copy", constant_rate(rate_per_s, requests / rate_per_s), requests, repeat=repeat
+    )
+    records = []
+    for number in range(requests):
+        made = record("batched", number=number, scheduled_at_s=number / rate_per_s, ttft_s=ttft_s)
+        label = replace(made.label, stage=plan.key)
+        records.append(replace(made, label=label, dispatched_at_s=made.scheduled_at_s + lag_s))
+    return stage_run(records, plan=plan), records
+
+
+def test_repeats_are_one_row_and_give_throughput_its_interval() -> None:
+    runs = [open_stage(10.0, repeat, requests=number) for repeat, number in enumerate((20, 20, 40))]
+    records = [each for _, found in runs for each in found]
+    (row,) = summarize(run_file([stage for stage, _ in runs]), records).stages
+    assert (row.repeats, row.requests, row.planned_requests) == (3, 80, 80)
+    # 20 answers of 11 tokens in the 1.9 s of the schedule and the 0.3 s of the last; 40 in 4.2 s.
+    rates = [100.0, 100.0, 440 / 4.2]
+    assert row.output_tokens_per_s is not None
+    assert row.output_tokens_per_s.low is not None
+    assert row.output_tokens_per_s.value == pytest.approx(sum(rates) / 3)
+    half = 4.303 * np.std(rates, ddof=1) / 3**0.5
+    assert row.output_tokens_per_s.value - row.output_tokens_per_s.low == pytest.approx(half)
+    assert row.mean_in_flight == pytest.approx(80 * 0.3 / (2.2 + 2.2 + 4.2))
+    assert (row.offered_per_s, row.achieved_per_s) == pytest.approx((10.0, 10.0))
+
+
+def test_percentiles_have_intervals_where_there_is_enough() -> None:
+    records = [record("batched", number=n, ttft_s=0.1 + 0.001 * n) for n in range(100)]
+    stage = summarize_stage(one_repeat(stage_run(records), records))
+    assert stage.ttft_s.p50 is not None
+    # Ranks 40 and 61 of 100.
+    assert (stage.ttft_s.p50.low, stage.ttft_s.p50.high) == pytest.approx((0.139, 0.160))
+    assert stage.ttft_s.p99 is not None
+    assert stage.ttft_s.p99.low is None
+    # Gaps depend on each other, so they have none.
+    assert stage.inter_chunk_s.p50 is not None
+    assert stage.inter_chunk_s.p50.low is None
+
+
+def test_a_late_client_makes_the_stage_and_the_run_invalid() -> None:
+    good, bad = open_stage(10.0), open_stage(10.0, repeat=1, lag_s=0.2)
+    summary = summarize(run_file([good[0], bad[0]]), good[1] + bad[1])
+    assert not summary.is_valid
+    assert any("repeat 2: the client was late" in reason for reason in summary.stages[0].invalid)
+    assert not any("repeat 1" in reason for reason in summary.stages[0].invalid)
+    assert summarize(run_file([good[0]]), good[1]).is_valid
+
+
+def test_warm_up_within_a_stage_counts_for_the_server_only() -> None:
+    def scrape_of(completed: int) -> Scrape:
+        counts = LaneCounts("batched", {"completed": completed}, 11 * completed)
+        return Scrape(gateways=(GatewayScrape("g-1", (counts,)),))
+
+    records = [record("batched", number=n) for n in range(2)]
+    warmup = record("batched", number=2, is_warmup=True, ttft_s=9.0)
+    stage = stage_run(records, scrape_of(5), scrape_of(8))
+    row = summarize(run_file([stage]), [*records, warmup]).stages[0]
+    assert row.requests == 2
+    assert value(row.ttft_s.p99) == pytest.approx(0.1)
+    assert [(each.quantity, each.client, each.server) for each in row.agreements] == [
+        ("requests", 3, 3),
+        ("completed requests", 3, 3),
+        ("output tokens", 33, 33),
+    ]
+    assert row.invalid == ()
+
+
+def test_the_objective_of_a_run_is_judged_in_each_stage() -> None:
+    stage, records = open_stage(10.0)
+    run = run_file([stage])
+    summary = summarize(replace(run, run=replace(run.run, slo="ttft_p95<50ms")), records)
+    assert summary.slo == "ttft_p95<50ms"
+    found = summary.stages[0].slo
+    assert found is not None
+    assert (found.holds, found.attainment.value, found.binding) == (False, 0.0, "ttft_p95<50ms")
+    assert summarize(run, records).stages[0].slo is None
+
+
+def test_a_stage_that_was_killed_has_records_and_no_row() -> None:
+    stage, records = open_stage(10.0)
+    _, lost = open_stage(20.0)
+    assert summarize(run_file([stage]), records + lost).requests == 20
+
+
+def test_a_sweep_finds_its_capacity_again_from_its_records() -> None:
+    # The objective holds up to 8 requests/s; 16 and whatever lies between are too much.
+    settings = SearchSettings(99.0, resolution=1.0, repeats=2)
+    stages, records = [], []
+    for rate_per_s, repeat in ((4.0, 0), (8.0, 0), (16.0, 0), (8.0, 1), (16.0, 1)):
+        stage, found = open_stage(rate_per_s, repeat, ttft_s=0.1 if rate_per_s <= 8 else 3.0)
+        stages.append(stage)
+        records += found
+    run = run_file(stages)
+    info = replace(run.run, slo="ttft<2s", search=settings)
+    (capacity,) = summarize(replace(run, run=info), records).capacities
+    assert (capacity.lane, capacity.workload, capacity.by_repeat) == ("batched", "copy", (8.0, 8.0))
+    assert capacity.rate_per_s is not None
+    assert (capacity.rate_per_s.value, capacity.rate_per_s.low) == pytest.approx((8.0, 8.0))
+    assert capacity.rate_per_s.high == pytest.approx(16.0)
+    assert (capacity.binding, capacity.is_lower_bound) == ("ttft<2s", False)
+    assert [each.is_valid for each in capacity.probes] == [True] * 5
+
+
+def test_a_probe_that_was_given_up_does_not_hold() -> None:
+    stage, records = open_stage(10.0)
+    slo = parse_slo("ttft<2s")
+    assert probe_of(Repeat(stage, tuple(records)), slo).holds
+    hopeless = replace(stage, is_cut=True, stop_reason="stage_hopeless")
+    assert not probe_of(Repeat(hopeless, tuple(records)), slo).holds
+
+
+def test_speculation_is_summed_over_repeats_and_not_over_what_ran_between() -> None:
+    records = [record("speculative")]
+    repeats = [
+        Repeat(
+            stage_run(records, scrape("speculative", before), scrape("speculative", after)), tuple(records)
+        )
+        for before, after in (((0, 0, 0), (10, 40, 10)), ((90, 400, 400), (100, 440, 430)))
+    ]
+    assert summarize_stage(repeats).acceptance_rate == pytest.approx(40 / 80)
