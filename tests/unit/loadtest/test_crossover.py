@@ -1,8 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from loadtest.crossover import Verdict, find_crossing
+from loadtest.crossover import Verdict, find_crossing, find_crossovers
+from loadtest.load import ClosedLoop, Load, TraceReplay, constant_rate
+from loadtest.stage_summary import Repeat, summarize_stage
+from loadtest.summary import StageSummary
+
+from .runs import STRATEGIES, record, stage_run
 
 
 @pytest.mark.parametrize(
@@ -24,3 +31,27 @@ def test_crossing(ratios: list[tuple[int, float | None]], verdict: Verdict, leve
     crossing = find_crossing(ratios)
     assert crossing.verdict is verdict
     assert crossing.levels == pytest.approx(levels)
+
+
+def at(lane: str, load: Load, tpot_s: float) -> StageSummary:
+    records = [record(lane, gap_s=tpot_s)]
+    return replace(summarize_stage([Repeat(stage_run(records), tuple(records))]), load=load)
+
+
+def test_lanes_are_compared_at_equal_load_and_kinds_of_load_apart() -> None:
+    rates, users = (constant_rate(2.0, 10), constant_rate(8.0, 10)), (ClosedLoop(1), ClosedLoop(4))
+    stages = [at("batched", load, 0.02) for load in (*rates, *users, constant_rate(99.0, 10))]
+    stages += [at("speculative", rates[0], 0.01), at("speculative", rates[1], 0.04)]
+    stages += [at("speculative", users[1], 0.01), at("speculative", users[0], 0.01)]
+    by_rate, by_users = find_crossovers(stages, STRATEGIES)
+    assert (by_rate.unit, by_users.unit) == ("requests/s, poisson", "users")
+    assert [each.level for each in by_rate.speed_ups] == [2.0, 8.0]
+    assert by_rate.tpot.verdict is Verdict.UP_TO
+    assert 2 < by_rate.tpot.levels[0] < 8
+    assert [each.level for each in by_users.speed_ups] == [1, 4]
+    assert by_users.tpot.verdict is Verdict.ALWAYS
+
+
+def test_a_trace_has_no_levels_to_cross() -> None:
+    stages = [at(lane, TraceReplay("a.csv"), 0.02) for lane in ("batched", "speculative")]
+    assert find_crossovers(stages, STRATEGIES) == ()
