@@ -16,7 +16,7 @@ from loadtest.record import RequestRecord
 from loadtest.rundir import StageRun
 from loadtest.slo import parse_slo
 from loadtest.stage_summary import Repeat, summarize_stage
-from loadtest.summary import Estimate, summary_json
+from loadtest.summary import Estimate, read_summary, summary_json
 
 from .runs import record, run_file, scrape, stage_run, whole_run
 
@@ -254,7 +254,9 @@ def test_a_sweep_finds_its_capacity_again_from_its_records() -> None:
         records += found
     run = run_file(stages)
     info = replace(run.run, slo="ttft<2s", search=settings)
-    (capacity,) = summarize(replace(run, run=info), records).capacities
+    summary = summarize(replace(run, run=info), records)
+    assert read_summary(summary_json(summary)) == summary
+    (capacity,) = summary.capacities
     assert (capacity.lane, capacity.workload, capacity.by_repeat) == ("batched", "copy", (8.0, 8.0))
     assert capacity.rate_per_s is not None
     assert (capacity.rate_per_s.value, capacity.rate_per_s.low) == pytest.approx((8.0, 8.0))
