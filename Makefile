@@ -5,7 +5,7 @@ BIN := .venv/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-unit check up down status bench report bench-scheduler study-policies doctor install clean
+.PHONY: help demo test test-unit check up down status bench report bench-scheduler study-policies crosscheck doctor install clean
 
 help: ## List the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,11 @@ bench-scheduler: install ## How fast the scheduler decides: pure code and runnin
 
 study-policies: install ## Compare the order policies in simulated time; ARGS="--seed 2"
 	@$(BIN)/python -m serving.simulation.study_policies $(ARGS)
+
+crosscheck: install ## Measure one simulated engine with this and three other load tools, next to the truth; ARGS="--seed 2"
+	@deploy/crosscheck/install.sh
+	@$(BIN)/tandem prepare
+	@$(BIN)/python -m loadtest.crosscheck $(ARGS)
 
 doctor: install ## Say what this machine lacks, and what to do about it
 	@$(BIN)/tandem doctor $(ARGS)
