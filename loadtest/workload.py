@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from loadtest.load import Arrival
+from loadtest.prompt_tokens import BYTE_ESTIMATE, TokenCounter
+from loadtest.request_body import ChatRequest, Dialect, Message, build_body
 
 TEXTS = Path(__file__).parent / "texts"
 DEFAULT_OUTPUT_TOKENS = 48
@@ -23,33 +27,50 @@ COPY_TASKS = (
 )
 
 
+Write = Callable[[int, int, int | None], tuple[tuple[Message, ...], int | None]]
+"""From seed, number and prompt tokens to messages, and to an output length where the text itself has one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A named list of prompts in a fixed order; the seed decides in which order they are used."""
+    """Numbered requests in an order that the seed decides.
+
+    Attributes:
+        prompt_tokens: size of a prompt by `counter`, chat template left out; None: as long as its text is.
+        output_tokens: length of an answer, where the text or a trace does not give its own.
+        counter: counts tokens.
+        write: makes the messages.
+    """
 
     name: str
-    prompts: tuple[str, ...]
+    prompt_tokens: int | None
+    output_tokens: int
+    counter: TokenCounter
+    write: Write
 
-    def prompt(self, seed: int, number: int) -> str:
-        """Prompt `number` (>= 0) in the order of `seed`; none comes back before all were used."""
-        return self.prompts[self._order(seed)[number % len(self.prompts)]]
+    def request(self, seed: int, number: int, arrival: Arrival | None = None) -> ChatRequest:
+        """Request `number` (>= 0) in the order of `seed`; the lengths of `arrival`, if it has any, win."""
+        arrival = arrival or Arrival(0)
+        messages, own_output = self.write(seed, number, arrival.prompt_tokens or self.prompt_tokens)
+        return ChatRequest(messages, arrival.output_tokens or own_output or self.output_tokens)
 
-    def body(self, *, model: str, seed: int, number: int, output_tokens: int) -> dict[str, Any]:
-        """A streaming chat request whose answer is exactly `output_tokens` long, decoded greedily."""
-        return {
-            "model": model,
-            "messages": [{"role": "user", "content": self.prompt(seed, number)}],
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "temperature": 0,
-            "seed": seed,
-            "min_tokens": output_tokens,
-            "max_tokens": output_tokens,
-            "ignore_eos": True,
-        }
-
-    def _order(self, seed: int) -> tuple[int, ...]:
-        return _shuffled(self.name, len(self.prompts), seed)
+    def body(
+        self,
+        *,
+        model: str,
+        seed: int,
+        number: int,
+        output_tokens: int | None = None,
+        arrival: Arrival | None = None,
+        dialect: Dialect = Dialect.TANDEM,
+        salt: str = "",
+        salts_text: bool = False,
+    ) -> dict[str, Any]:
+        """The body to send; see `build_body`. `output_tokens`, if given, wins over every other length."""
+        request = self.request(seed, number, arrival)
+        if output_tokens is not None:
+            request = replace(request, output_tokens=output_tokens)
+        return build_body(request, model=model, seed=seed, dialect=dialect, salt=salt, salts_text=salts_text)
 
 
 @cache
@@ -65,27 +86,41 @@ def passages() -> tuple[str, ...]:
     return tuple(part.strip() for file in files for part in file.read_text().split("\n\n") if part.strip())
 
 
-def _copy() -> Workload:
+def _listed(name: str, prompts: tuple[str, ...]) -> Write:
+    def write(seed: int, number: int, prompt_tokens: int | None) -> tuple[tuple[Message, ...], int | None]:
+        prompt = prompts[_shuffled(name, len(prompts), seed)[number % len(prompts)]]
+        return ({"role": "user", "content": prompt},), None
+
+    return write
+
+
+def _copy() -> Write:
     """Answers that repeat their prompt. Passages are longer than an answer, so copying does not run out."""
-    return Workload("copy", tuple(task.format(text=text) for task in COPY_TASKS for text in passages()))
+    return _listed("copy", tuple(task.format(text=text) for task in COPY_TASKS for text in passages()))
 
 
-def _story() -> Workload:
+def _story() -> Write:
     """Open-ended answers, which an n-gram draft can hardly guess."""
-    return Workload("story", tuple((TEXTS / "story_prompts.txt").read_text().splitlines()))
+    return _listed("story", tuple((TEXTS / "story_prompts.txt").read_text().splitlines()))
 
 
-_BUILDERS: dict[str, Callable[[], Workload]] = {"copy": _copy, "story": _story}
+_BUILDERS: dict[str, Callable[[], Write]] = {"copy": _copy, "story": _story}
 WORKLOAD_NAMES = tuple(_BUILDERS)
 
 
 @cache
-def load_workload(name: str) -> Workload:
-    """The workload of that name.
+def load_workload(
+    name: str,
+    *,
+    prompt_tokens: int | None = None,
+    output_tokens: int | None = None,
+    counter: TokenCounter = BYTE_ESTIMATE,
+) -> Workload:
+    """The workload of that name, with sizes other than its own where given.
 
     Raises:
-        ValueError: there is none; the text lists those there are.
+        ValueError: there is none, or a size is out of bounds.
     """
     if name not in _BUILDERS:
         raise ValueError(f"workload {name!r} is unknown; there are {', '.join(WORKLOAD_NAMES)}")
-    return _BUILDERS[name]()
+    return Workload(name, prompt_tokens, output_tokens or DEFAULT_OUTPUT_TOKENS, counter, _BUILDERS[name]())
