@@ -18,7 +18,7 @@ from tests.golden.truth import between, faults, instant, was_starved
 # A stamp before a write and one after it bracket the truth. Brackets as wide as the tolerance would prove little.
 WIDEST_MEDIAN_S = 0.0005
 CHUNKS = 32
-ATTEMPTS = 8
+ATTEMPTS = 20
 
 
 def assert_true(server: Server, *, streams: int, requests: int, tokens: int) -> list[SentStream]:
