@@ -3,7 +3,6 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -30,7 +29,7 @@ BODY: dict[str, Any] = {"model": "m", "stream": True}
 GAP_S = 0.03
 
 
-def send(base_url: str, **settings: float) -> RequestRecord:
+def send(base_url: str, **settings: Any) -> RequestRecord:
     client = StreamingClient(ClientSettings(base_url, **settings))
     try:
         return client.send(LABEL, BODY, scheduled_at_s=time.perf_counter())
@@ -182,7 +181,7 @@ def test_a_request_that_was_sent_is_never_sent_again() -> None:
         pytest.param(http_chunk(b"data: {\n\n") + END, ClientReason.ERROR_EVENT, 0, id="not JSON"),
         pytest.param(http_chunk(event({"choices": [None]})) + END, ClientReason.ERROR_EVENT, 0, id="odd choices"),
         pytest.param(http_chunk(event({"usage": 3})) + END, ClientReason.ERROR_EVENT, 0, id="odd usage"),
-        pytest.param(b"no chunk size\r\n", ClientReason.CUT_OFF, 0, id="not chunked"),
+        pytest.param(b"no chunk size\r\n", ClientReason.BAD_STREAM, 0, id="not chunked"),
     ],
 )  # fmt: skip
 def test_half_a_stream_is_a_failure(stream: bytes, reason: ClientReason, chunks: int) -> None:
@@ -285,21 +284,110 @@ def test_cancel_ends_a_request_in_flight_and_those_after_it() -> None:
     assert talks[1].requests == []
 
 
-@pytest.mark.parametrize("url", ["https://127.0.0.1:1", "127.0.0.1:8000", "http://"])
+@pytest.mark.parametrize("url", ["ftp://127.0.0.1:1", "127.0.0.1:8000", "http://", "http://127.0.0.1:0"])
 def test_an_address_that_cannot_be_used_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="is not of the form http://host:port"):
         ClientSettings(url)
 
 
 def test_stamps_come_from_the_given_clock() -> None:
-    ticks = iter(range(100, 200))
+    """The same instants on a clock that began 1000 s earlier."""
     with scripted_server(answer_whole) as (url, _):
-        client = StreamingClient(ClientSettings(url), clock=lambda: float(next(ticks)))
-        record = client.send(LABEL, BODY, scheduled_at_s=99.0)
+        client = StreamingClient(ClientSettings(url), clock=lambda: time.perf_counter() + 1000)
+        before_s = time.perf_counter() + 1000
+        record = client.send(LABEL, BODY, scheduled_at_s=before_s)
         client.close()
-    assert record.sent_at_s == 100
-    assert record.first_byte_at_s == 101
-    # One reading for each receive: at least one between two chunks, which the server sent apart.
-    assert all(
-        earlier < later for earlier, later in pairwise((101, *record.chunk_at_s, record.finished_at_s))
-    )
+    assert record.dispatched_at_s is not None
+    assert record.sent_at_s is not None
+    assert record.first_byte_at_s is not None
+    instants = [before_s, record.dispatched_at_s, record.sent_at_s, record.first_byte_at_s]
+    instants += [*record.chunk_at_s, record.finished_at_s, time.perf_counter() + 1000]
+    assert instants == sorted(instants)
+
+
+def test_a_refusal_says_when_to_come_back_and_is_not_tried_again() -> None:
+    def script(talk: Conversation) -> None:
+        talk.receive()
+        talk.send(
+            b"HTTP/1.1 429 Too Many Requests\r\nretry-after: 7\r\nx-tandem-reason: queue_full\r\n"
+            b"content-length: 2\r\n\r\n{}"
+        )
+
+    with scripted_server(script) as (url, talks):
+        record = send(url)
+    assert (record.outcome, record.status, record.reason) == (Outcome.REJECTED, 429, "queue_full")
+    assert record.retry_after_s == 7
+    assert len(talks) == 1
+
+
+def test_an_event_of_a_megabyte_is_one_chunk() -> None:
+    long = "x" * 2**20
+
+    def script(talk: Conversation) -> None:
+        talk.receive()
+        talk.send(OK_HEAD + http_chunk(text_event(long)))
+        talk.send(http_chunk(usage_event(5, 2)) + http_chunk(DONE) + END)
+
+    with scripted_server(script) as (url, _):
+        record = send(url)
+    assert record.outcome is Outcome.COMPLETED
+    assert (len(record.text), len(record.chunk_at_s), record.output_tokens) == (2**20, 1, 2)
+
+
+def test_crlf_comments_and_keep_alives_say_nothing() -> None:
+    stream = b": hello\n\n" + text_event("one") + b":\n\n\n" + text_event(" two") + usage_event(5, 2) + DONE
+
+    def script(talk: Conversation) -> None:
+        talk.receive()
+        talk.send(OK_HEAD + http_chunk(stream.replace(b"\n", b"\r\n")) + END)
+
+    with scripted_server(script) as (url, _):
+        record = send(url)
+    assert (record.outcome, record.text, len(record.chunk_at_s)) == (Outcome.COMPLETED, "one two", 2)
+
+
+@pytest.mark.parametrize("length", [True, False], ids=["content-length", "until the connection ends"])
+def test_bodies_that_are_not_chunked(length: bool) -> None:
+    stream = text_event("one") + usage_event(5, 1) + DONE
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+    head += b"content-length: %d\r\n" % len(stream) if length else b"connection: close\r\n"
+
+    def script(talk: Conversation) -> None:
+        talk.receive()
+        talk.send(head + b"\r\n" + stream)
+
+    with scripted_server(script) as (url, _):
+        record = send(url)
+    assert (record.outcome, record.text, record.output_tokens) == (Outcome.COMPLETED, "one", 1)
+
+
+def test_running_usage_tells_the_tokens_of_each_chunk() -> None:
+    def counted(text: str, tokens: int) -> bytes:
+        choice = {"index": 0, "delta": {"content": text}}
+        return event({"choices": [choice], "usage": {"prompt_tokens": 5, "completion_tokens": tokens}})
+
+    def script(talk: Conversation) -> None:
+        talk.receive()
+        parts = (counted("", 0), counted("one", 1), counted("", 3), counted(" two three four", 4))
+        talk.send(OK_HEAD + b"".join(map(http_chunk, parts)))
+        talk.send(http_chunk(usage_event(5, 4)) + http_chunk(DONE) + END)
+
+    with scripted_server(script) as (url, _):
+        record = send(url)
+    assert record.chunk_tokens == (1, 3)
+    assert record.output_tokens == 4
+
+
+def test_an_api_key_is_sent_and_appears_nowhere() -> None:
+    def script(talk: Conversation) -> None:
+        request = talk.receive()
+        assert b"authorization: Bearer sesame-1234" in bytes(request or b"")
+        talk.send(b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 21\r\n\r\nbad key: sesame-1234.")
+
+    with scripted_server(script) as (url, _):
+        settings = ClientSettings(url, api_key="sesame-1234")
+        client = StreamingClient(settings)
+        record = client.send(LABEL, BODY, scheduled_at_s=0.0)
+        client.close()
+    assert record.error == "bad key: [api_key]."
+    assert "sesame" not in repr(record) + repr(settings)
