@@ -65,6 +65,10 @@ class Series:
         shape = alt.Shape(f"{self.field}:N", title=self.title, scale=self._scale(SHAPES))
         return base.mark_point(filled=True, size=75, opacity=1).encode(color=self._colour(), shape=shape)
 
+    def rules(self, base: Chart, **encodings: Any) -> Chart:
+        """An interval for each value."""
+        return base.mark_rule(strokeWidth=1.5, opacity=0.7).encode(color=self._colour(), **encodings)
+
     def _colour(self) -> Any:
         return alt.Color(f"{self.field}:N", title=self.title, scale=self._scale(COLOURS))
 
@@ -84,7 +88,14 @@ def panels(layers: Sequence[Chart], rows: Sequence[Row], field: str) -> Chart:
     order = list(dict.fromkeys(row[field] for row in rows))
     layered = alt.layer(*layers, data=alt.Data(values=list(rows)))
     layered = layered.properties(width=PANEL_WIDTH_PX, height=PANEL_HEIGHT_PX)
-    return layered.facet(facet=alt.Facet(f"{field}:N", title=None, sort=order), columns=2)
+    chart = layered.facet(facet=alt.Facet(f"{field}:N", title=None, sort=order), columns=2)
+    # By the plots themselves: by what sticks out of them, the headings of a row would not be level.
+    return chart.properties(bounds="flush", spacing={"row": 90, "column": 64})
+
+
+def bar_chart(layers: Sequence[Chart], count: int) -> Chart:
+    """Layers over `count` bars that lie below each other."""
+    return alt.layer(*layers).properties(width=BAR_WIDTH_PX, height=BAR_STEP_PX * count)
 
 
 def concurrency_axis(levels: Sequence[int]) -> Any:
@@ -102,8 +113,20 @@ def log_axis(field: str, title: str) -> Any:
     return alt.X(f"{field}:Q", title=title, scale=alt.Scale(type="log", nice=False, padding=24), axis=axis)
 
 
-def from_zero(field: str, title: str | None) -> Any:
-    return alt.Y(f"{field}:Q", title=title, scale=alt.Scale(zero=True), axis=alt.Axis(grid=True))
+def rate_axis(rates: Sequence[float]) -> Any:
+    """Offered rate: from 0, or over orders of magnitude when they span more than one."""
+    is_log = max(rates) > 10 * min(rates)
+    scale = alt.Scale(type="log", nice=False, padding=18) if is_log else alt.Scale(zero=True)
+    title = "offered requests/s" + (" (log scale)" if is_log else "")
+    return alt.X(
+        "rate:Q", title=title, scale=scale, axis=alt.Axis(format="~g", grid=False, labelOverlap="greedy")
+    )
+
+
+def from_zero(field: str, title: str | None, highest: float | None = None) -> Any:
+    """A value from 0; to `highest` where labels need room above it."""
+    scale = alt.Scale(zero=True) if highest is None else alt.Scale(domain=[0, highest], nice=False)
+    return alt.Y(f"{field}:Q", title=title, scale=scale, axis=alt.Axis(grid=True))
 
 
 def tip(field: str, title: str, format_: str = "") -> Any:

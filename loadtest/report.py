@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import click
-import jinja2
 import yaml
 from markupsafe import Markup
+from rich.console import Console
+from rich.text import Text
 
 from loadtest.analysis import summarize_dir
 from loadtest.chart_style import THEMES
 from loadtest.figures import DrawnFigure, draw_all, javascript, save_png
-from loadtest.findings import findings, warnings
+from loadtest.findings import findings, invalidity, warnings
+from loadtest.page import render_page
 from loadtest.rundir import BENCH_FILE, FIGURES_DIR, REPORT_FILE, SUMMARY_FILE
 from loadtest.summary import Summary, summary_json
-from loadtest.table import COLUMNS, print_table, rows
-
-TEMPLATE = Path(__file__).parent / "report.html.j2"
+from loadtest.table import agreement_table, print_tables, tables, wide_console
 
 
 def build(directory: Path) -> Summary:
@@ -45,23 +45,23 @@ def build(directory: Path) -> Summary:
 
 def render(summary: Summary, figures: tuple[DrawnFigure, ...]) -> str:
     """The page, with its figures and all they need inside it."""
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    return template.render(
+    return render_page(
+        "report.html.j2",
         run=summary.run,
         lanes=summary.lanes,
+        invalidity=invalidity(summary),
         findings=findings(summary),
         warnings=warnings(summary),
-        columns=COLUMNS,
-        rows=_rows(summary),
-        notes=[f"{s.lane}/{s.workload}/{s.concurrency}: {note}" for s in summary.stages for note in s.notes],
+        tables=tables(summary),
+        agreement=agreement_table(summary),
+        notes=[f"{stage.key}: {note}" for stage in summary.stages for note in stage.notes],
         figures=figures,
         failures=summary.failures,
         num_requests=summary.requests,
         facts=_facts(summary),
         config=yaml.safe_dump(summary.run.config, sort_keys=False),
         javascript=_library(),
-        specs=_json({drawn.figure.name: drawn.spec for drawn in figures if drawn.spec}),
+        specs=_json({drawn.figure.name: drawn.spec for drawn in figures}),
         themes=_json(THEMES),
     )
 
@@ -85,22 +85,6 @@ def _library() -> Markup:
     return Markup(code)
 
 
-def _rows(summary: Summary) -> list[dict[str, Any]]:
-    found = []
-    previous = None
-    for stage, cells in zip(summary.stages, rows(summary), strict=True):
-        group = (stage.lane, stage.workload)
-        found.append(
-            {
-                "cells": list(zip(COLUMNS, cells, strict=True)),
-                "is_bad": bool(stage.failures) or stage.cut,
-                "is_start": previous is not None and group != previous,
-            }
-        )
-        previous = group
-    return found
-
-
 def _facts(summary: Summary) -> list[tuple[str, str]]:
     """What the run depended on, by name."""
     run, machine = summary.run, summary.run.machine
@@ -115,7 +99,8 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
         ("Model", f"{run.model['name']}, {run.model['dtype']} on {run.model['device']}"),
         ("Engines", engines),
         ("Seed", str(run.seed)),
-        ("Answers", f"{run.output_tokens} tokens each, greedy"),
+        ("Objective", summary.slo or "none given"),
+        ("Answers", f"{run.output_tokens} tokens each where the workload does not say otherwise, greedy"),
         ("Address", run.base_url),
         ("Status", run.status),
     ]
@@ -136,12 +121,26 @@ def main(directory: Path, as_json: bool) -> None:
 
 
 def show(summary: Summary, directory: Path, as_json: bool) -> None:
-    """Print the table and then the report's path; or the summary, and the path on stderr."""
+    """Print tables, then the answer in words, then the report's path; or the summary, and the path on stderr."""
     if as_json:
         sys.stdout.write(summary_json(summary))
     else:
-        print_table(summary)
+        print_summary(summary, wide_console())
     click.echo(f"report: {directory / REPORT_FILE}", err=as_json)
+
+
+def print_summary(summary: Summary, console: Console) -> None:
+    """The run for a terminal. The answer comes last, where the reader's eye is; INVALID stands at both ends."""
+    bad = invalidity(summary)
+    console.print(Text(f"{summary.run.name}: {summary.run.id}"))
+    if bad is not None:
+        console.print(Text(bad.headline, style="bold red"))
+    print_tables(summary, console)
+    for text in (*warnings(summary), *findings(summary)):
+        console.print(Text(text))
+    if bad is not None:
+        console.print(Text(bad.headline, style="bold red"))
+        console.print(Text(bad.advice))
 
 
 if __name__ == "__main__":

@@ -1,20 +1,19 @@
 from __future__ import annotations
 
-import io
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from loadtest.analysis import summarize
-from loadtest.figures import FIGURES, draw_all
+from loadtest.figures import draw_all
 from loadtest.report import build, render
-from loadtest.table import print_table
 
 from .runs import record, run_file, stage_run, whole_run, write_whole_run
+from .summaries import TOO_LATE, stage, sweep
+from .summaries import summary as hand_made
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
@@ -40,8 +39,8 @@ def channels(spec: Any) -> set[str]:
 def test_a_run_gets_all_its_files(built: Path) -> None:
     assert {path.name for path in built.iterdir()} >= {"summary.json", "bench.json", "report.html", "figures"}
     assert json.loads((built / "summary.json").read_text()) == json.loads((built / "bench.json").read_text())
-    for figure in FIGURES:
-        data = (built / "figures" / f"{figure.name}.png").read_bytes()
+    for drawn in draw_all(summarize(*whole_run())):
+        data = (built / "figures" / f"{drawn.figure.name}.png").read_bytes()
         assert data.startswith(PNG_SIGNATURE)
         assert int.from_bytes(data[16:20]) > 600  # pixels wide
 
@@ -64,8 +63,8 @@ def test_the_page_says_what_was_measured(built: Path) -> None:
         "0 of 156 requests",
     ):
         assert text in page, text
-    for figure in FIGURES:
-        assert f'data-figure="{figure.name}"' in page
+    for drawn in draw_all(summarize(*whole_run())):
+        assert f'data-figure="{drawn.figure.name}"' in page
 
 
 def test_figures_are_in_the_page_as_they_are_drawn(built: Path) -> None:
@@ -103,13 +102,33 @@ def test_the_crossing_is_marked() -> None:
     assert "TPOT ≈ 4.0" in json.dumps(spec, ensure_ascii=False)
 
 
-def test_without_a_speculative_lane_the_page_says_so() -> None:
+def test_a_figure_without_data_is_left_out() -> None:
     records = [record("batched")]
     summary = summarize(run_file([stage_run(records)]), records)
+    names = {drawn.figure.name for drawn in draw_all(summary)}
+    assert "failures" in names
+    assert not names & {"speculation-speed-up", "memory", "acceptance", "capacity", "attainment"}
     page = render(summary, draw_all(summary)).partition("<script>")[0]
-    assert "The run has no speculative lane beside a batched one." in page
-    assert 'data-figure="speculation-speed-up"' not in page
-    assert "No replica exports its memory." in page
+    assert "speculation-speed-up" not in page
+
+
+def test_an_invalid_run_says_so_first() -> None:
+    invalid = stage("batched", invalid=(TOO_LATE,))
+    made = hand_made([invalid, stage("sequential", tokens_per_s=20.0)])
+    page = render(made, draw_all(made)).partition("<body>")[2]
+    assert page.index("INVALID: 1 of 2 stages") < page.index('class="findings"')
+    assert TOO_LATE in page
+    assert "What to do" in page
+    assert "INVALID batched" in page  # its row in each table, told apart without colour
+
+
+def test_a_sweep_opens_with_the_answer_and_shows_each_capacity() -> None:
+    made = sweep()
+    page = render(made, draw_all(made)).partition("<script>")[0]
+    opening = page[page.index('class="findings"') :]
+    assert opening.index("the lane speculative serves 1.90") < opening.index("<table")
+    assert "1.30 [1.22–1.38]" in page
+    assert "31,000 tokens/s" in page  # the client's ceiling
 
 
 def test_failures_are_listed_and_their_text_is_not_markup() -> None:
@@ -140,15 +159,3 @@ def test_a_run_that_did_nothing_still_has_a_report(tmp_path: Path) -> None:
 def test_a_directory_that_is_no_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"requests\.jsonl: is missing; is this the directory of a run\?"):
         build(tmp_path)
-
-
-@pytest.mark.parametrize("width", [80, 160])
-def test_the_table_fits_and_cuts_no_word(width: int) -> None:
-    out = io.StringIO()
-    print_table(
-        summarize(*whole_run()), Console(file=out, width=width, force_terminal=True, color_system=None)
-    )
-    lines = out.getvalue().splitlines()
-    assert max(map(len, lines)) <= width
-    assert "…" not in out.getvalue()
-    assert sum("speculative" in line for line in lines) == 6
