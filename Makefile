@@ -5,7 +5,7 @@ BIN := .venv/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-unit check up down status bench report bench-scheduler study-policies crosscheck doctor install clean
+.PHONY: help demo test test-unit check up down status bench report bench-client bench-scheduler study-policies crosscheck doctor install clean
 
 help: ## List the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ bench: install ## Measure the running lab; ARGS="--concurrency 1,4"
 
 report: install ## Write the report of a run again; ARGS="runs/<time>-<name>"
 	@$(BIN)/tandem report $(ARGS)
+
+bench-client: install ## How many streams the load client holds on this machine; ARGS="--streams 500"
+	@$(BIN)/python -m loadtest.ceiling $(ARGS)
 
 bench-scheduler: install ## How fast the scheduler decides: pure code and running service; ARGS="--limit-s 1"
 	@$(BIN)/python -m serving.simulation.bench_scheduler $(ARGS)

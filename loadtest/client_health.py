@@ -34,7 +34,7 @@ class ClientCeiling:
 
     Attributes:
         streams: how many were open at once.
-        tokens_per_s: tokens read when the server sends as fast as it is read.
+        tokens_per_s: tokens, each in a receive of its own, that a process with a core to itself could read.
         requests_per_s: short requests done one after another by all streams.
     """
 

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TextIO
 
@@ -26,6 +27,7 @@ HOST = "127.0.0.1"
 DEFAULT_MAX_TOKENS = 16
 PROMPT_TOKENS = 8
 
+STOP_TIMEOUT_S = 5
 SLOT_S = 0.001
 # As fast as it is read: so many events at a time, then other connections have their turn.
 EVENTS_PER_TURN = 64
@@ -71,54 +73,31 @@ def _ending(output_tokens: int) -> bytes:
     return _event([], output_tokens) + _http_chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
 
-class _Answer:
-    """One stream under way."""
-
-    def __init__(self, transport: asyncio.Transport, request_id: str, body: dict[str, Any]) -> None:
-        self.transport = transport
-        self.request_id = request_id
-        self.max_tokens = int(body.get("max_tokens") or DEFAULT_MAX_TOKENS)
-        self.counts_as_it_goes = bool((body.get("stream_options") or {}).get("continuous_usage_stats"))
-        self.sent_at_s: list[float] = []
-        self.num_sent = 0
-
-    def send_token(self) -> bool:
-        """Send one token, with the ending after the last; whether more are to come."""
-        self.num_sent += 1
-        data = _text_event(self.num_sent if self.counts_as_it_goes else None)
-        is_last = self.num_sent >= self.max_tokens
-        self.sent_at_s.append(time.perf_counter())
-        self.transport.write(data + _ending(self.num_sent) if is_last else data)
-        return not is_last
-
-
 class _Pace:
-    """Sends a token of each answer once a period.
+    """Gives each of its connections a turn once a period, to send one token.
 
-    Answers are spread evenly over the period, in slots of about a millisecond that one task walks through: the
+    They are spread evenly over the period, in slots of about a millisecond that one task walks through: the
     server's work comes evenly, and a client's lateness is its own.
     """
 
-    def __init__(self, server: NoopServer, tokens_per_s: float) -> None:
-        self._server = server
+    def __init__(self, tokens_per_s: float) -> None:
         num_slots = max(1, round(1 / tokens_per_s / SLOT_S))
         self._slot_s = 1 / tokens_per_s / num_slots
-        self._slots: list[set[_Answer]] = [set() for _ in range(num_slots)]
+        self._slots: list[set[_Connection]] = [set() for _ in range(num_slots)]
 
-    def add(self, answer: _Answer) -> None:
-        min(self._slots, key=len).add(answer)
+    def add(self, connection: _Connection) -> None:
+        min(self._slots, key=len).add(connection)
 
-    def remove(self, answer: _Answer) -> None:
+    def remove(self, connection: _Connection) -> None:
         for slot in self._slots:
-            slot.discard(answer)
+            slot.discard(connection)
 
     async def run(self) -> None:
         started_at_s = time.perf_counter()
         number = 0
         while True:
-            for answer in tuple(self._slots[number % len(self._slots)]):
-                if not answer.send_token():
-                    self._server.end(answer)
+            for connection in tuple(self._slots[number % len(self._slots)]):
+                connection.send_token()
             number += 1
             if (wait_s := started_at_s + number * self._slot_s - time.perf_counter()) > 0:
                 await asyncio.sleep(wait_s)
@@ -127,57 +106,46 @@ class _Pace:
 
 
 class NoopServer:
-    """Every connection's answers.
+    """What all connections share.
 
     Args:
-        tokens_per_s: of each stream; 0 for as fast as the client reads.
-        stamps: gets a line of JSON for each whole answer: `request_id`, and `sent_at_s` by `time.perf_counter`.
+        tokens_per_s: of each stream after its first token; 0 for as fast as the client reads.
+        stamps: gets a line of JSON for each answer: `request_id`, and `sent_at_s` by `time.perf_counter`.
     """
 
     def __init__(self, tokens_per_s: float, stamps: TextIO | None = None) -> None:
-        self._pace = _Pace(self, tokens_per_s) if tokens_per_s else None
-        self._stamps = stamps
-
-    def start(self, answer: _Answer) -> None:
-        answer.transport.write(OK_HEAD)
-        if self._pace is not None:
-            self._pace.add(answer)
-
-    def end(self, answer: _Answer) -> None:
-        """The answer is whole, or its client has left."""
-        if self._pace is not None:
-            self._pace.remove(answer)
-        if self._stamps is not None:
-            row = {"request_id": answer.request_id, "sent_at_s": answer.sent_at_s}
-            self._stamps.write(json.dumps(row) + "\n")
-            self._stamps.flush()
+        self.pace = _Pace(tokens_per_s) if tokens_per_s else None
+        self.stamps = stamps
 
     async def serve(self, sock: socket.socket) -> None:
         """Serve until cancelled."""
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: _Connection(self, self._pace is None), sock=sock)
-        async with server:
-            if self._pace is None:
+        async with await loop.create_server(lambda: _Connection(self), sock=sock) as server:
+            if self.pace is None:
                 await server.serve_forever()
             else:
-                await self._pace.run()
+                await self.pace.run()
+
+
+@dataclass(slots=True)
+class _Answer:
+    """One stream under way."""
+
+    request_id: str
+    max_tokens: int
+    counts_as_it_goes: bool
+    sent_at_s: list[float] = field(default_factory=list)
 
 
 class _Connection(asyncio.Protocol):
     """One client's requests, one after another."""
 
-    def __init__(self, server: NoopServer, is_fast: bool) -> None:
-        self._server = server
-        self._is_fast = is_fast
+    def __init__(self, server: NoopServer) -> None:
+        self._pace = server.pace
+        self._stamps = server.stamps
         self._answer: _Answer | None = None
         self._is_paused = False
         self._begin_request()
-
-    def _begin_request(self) -> None:
-        self._parser = httptools.HttpRequestParser(self)
-        self._url = b""
-        self._body = b""
-        self._request_id = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -185,15 +153,15 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._answer is not None:
-            self._server.end(self._answer)
-            self._answer = None
+            self._end_answer(self._answer)
 
     def pause_writing(self) -> None:
         self._is_paused = True
 
     def resume_writing(self) -> None:
         self._is_paused = False
-        self._send_on()
+        if self._pace is None:
+            self._send_on()
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -201,6 +169,44 @@ class _Connection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._reply(b"400 Bad Request", {"error": {"message": f"not an HTTP request: {error}"}})
             self._transport.close()
+
+    def send_token(self) -> None:
+        """Send one token of the answer, with the ending after the last."""
+        answer = self._answer
+        if answer is None:
+            return
+        answer.sent_at_s.append(time.perf_counter())
+        num_sent = len(answer.sent_at_s)
+        data = _text_event(num_sent if answer.counts_as_it_goes else None)
+        if num_sent < answer.max_tokens:
+            self._transport.write(data)
+        else:
+            self._transport.write(data + _ending(num_sent))
+            self._end_answer(answer)
+
+    def _send_on(self) -> None:
+        """Send on without a pace, until the client's side is full."""
+        for _ in range(EVENTS_PER_TURN):
+            if self._answer is None or self._is_paused:
+                return
+            self.send_token()
+        asyncio.get_running_loop().call_soon(self._send_on)
+
+    def _end_answer(self, answer: _Answer) -> None:
+        """The answer is whole, or its client has left."""
+        self._answer = None
+        if self._pace is not None:
+            self._pace.remove(self)
+        if self._stamps is not None:
+            row = {"request_id": answer.request_id, "sent_at_s": answer.sent_at_s}
+            self._stamps.write(json.dumps(row) + "\n")
+            self._stamps.flush()
+
+    def _begin_request(self) -> None:
+        self._parser = httptools.HttpRequestParser(self)
+        self._url = b""
+        self._body = b""
+        self._request_id = ""
 
     # The parser calls these.
 
@@ -227,13 +233,19 @@ class _Connection(asyncio.Protocol):
     def _chat(self, request_id: str, raw: bytes) -> None:
         try:
             body = json.loads(raw)
-            self._answer = _Answer(self._transport, request_id, body)
+            max_tokens = int(body.get("max_tokens") or DEFAULT_MAX_TOKENS)
+            counts = bool((body.get("stream_options") or {}).get("continuous_usage_stats"))
         except (ValueError, TypeError, AttributeError) as error:
             self._reply(b"400 Bad Request", {"error": {"message": str(error)}})
             return
-        self._server.start(self._answer)
-        if self._is_fast:
+        self._answer = _Answer(request_id, max_tokens, counts)
+        self._transport.write(OK_HEAD)
+        if self._pace is None:
             self._send_on()
+            return
+        self.send_token()
+        if self._answer is not None:
+            self._pace.add(self)
 
     def _reply(self, status: bytes, payload: dict[str, Any]) -> None:
         data = json.dumps(payload).encode()
@@ -242,20 +254,11 @@ class _Connection(asyncio.Protocol):
             % (status, len(data), data)
         )
 
-    def _send_on(self) -> None:
-        """Send the fast answer on, until the client's side is full."""
-        for _ in range(EVENTS_PER_TURN):
-            if self._answer is None or self._is_paused:
-                return
-            if not self._answer.send_token():
-                self._server.end(self._answer)
-                self._answer = None
-        asyncio.get_running_loop().call_soon(self._send_on)
-
 
 def listen(port: int) -> socket.socket:
     """A socket on the loopback that several processes may share; port 0 for a free one."""
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    # The protocol is named because asyncio switches Nagle's algorithm off only where it is.
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     sock.bind((HOST, port))
@@ -302,7 +305,11 @@ def stop(process: subprocess.Popen[str]) -> None:
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.close()
-    process.wait()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
     process.stdout.close()
 
 

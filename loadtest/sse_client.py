@@ -52,7 +52,8 @@ class ClientSettings:
             raise ValueError(
                 "base_url holds a user name or a password, which would end up in reports (api_key)"
             )
-        if parts.scheme not in DEFAULT_PORTS or not parts.hostname or parts.port == 0:
+        has_more = bool(parts.query or parts.fragment)
+        if parts.scheme not in DEFAULT_PORTS or not parts.hostname or parts.port == 0 or has_more:
             raise ValueError(
                 f"base_url {self.base_url!r} is not of the form http://host:port or https://host:port"
             )

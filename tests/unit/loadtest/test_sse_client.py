@@ -284,7 +284,9 @@ def test_cancel_ends_a_request_in_flight_and_those_after_it() -> None:
     assert talks[1].requests == []
 
 
-@pytest.mark.parametrize("url", ["ftp://127.0.0.1:1", "127.0.0.1:8000", "http://", "http://127.0.0.1:0"])
+@pytest.mark.parametrize(
+    "url", ["ftp://127.0.0.1:1", "127.0.0.1:8000", "http://", "http://127.0.0.1:0", "http://h/?x=1"]
+)
 def test_an_address_that_cannot_be_used_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="is not of the form http://host:port"):
         ClientSettings(url)
