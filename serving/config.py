@@ -52,6 +52,14 @@ class GatewayConfig(_Settings):
     idle_timeout_s: Seconds = 60
 
 
+class SloConfig(_Settings):
+    """What a stream must keep to count as good, and how many should."""
+
+    ttft_s: Seconds = 2
+    tpot_s: Seconds = 0.3
+    objective: float = Field(0.95, ge=0.5, lt=1)  # share of streams
+
+
 class BandConfig(_Settings):
     """A priority band, highest first in the list."""
 
@@ -237,6 +245,7 @@ class LabConfig(_Settings):
     model: ModelConfig = ModelConfig()
     gateway: GatewayConfig = GatewayConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    slo: SloConfig = SloConfig()
     lanes: Annotated[tuple[LaneConfig, ...], Strict(False)] = Field(min_length=1)
 
     @field_validator("lanes")

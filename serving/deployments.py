@@ -63,7 +63,7 @@ class SchedulerDeployment:
         _prepare_process()
         self._config = config.scheduler
         self._service = SchedulerService(config.scheduler, config.lanes)
-        app = build_scheduler_app(self._service, own_address=lambda: self._address)
+        app = build_scheduler_app(self._service, lambda: self._address, _ray_targets)
         self._server, self._serving, self._address = await serve_app(app, ray.util.get_node_ip_address())
 
     async def address(self) -> str:
@@ -124,7 +124,8 @@ class GatewayDeployment:
         self._config = config
         self._address = _scheduler_address(scheduler)
         host = ray.util.get_node_ip_address()
-        metrics = GatewayMetrics([lane.name for lane in config.lanes])
+        tenants = [tenant.name for tenant in config.scheduler.tenants]
+        metrics = GatewayMetrics([lane.name for lane in config.lanes], config.slo, tenants)
         # Behind the proxy a single gateway process cannot be reached; its metrics get a port of their own.
         self._metrics_server, _ = start_http_server(0, addr=host, registry=metrics.registry)
         client = SchedulerClient(
@@ -155,6 +156,15 @@ def _prepare_process() -> None:
     """What every deployment does first in its process."""
     logging.getLogger("serving").setLevel(logging.INFO)
     bind_replica_server_to_node()
+
+
+def _ray_targets() -> list[dict[str, Any]]:
+    """Ray's own metrics, one target per node: Ray Serve's and those of the machine."""
+    return [
+        {"targets": [f"{node['NodeManagerAddress']}:{node['MetricsExportPort']}"], "labels": {"role": "ray"}}
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
 
 
 def _scheduler_address(scheduler: DeploymentHandle) -> Callable[[], Any]:

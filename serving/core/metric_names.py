@@ -21,7 +21,7 @@ class Metric:
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
-    exporter: Literal["gateway", "scheduler", "replica"]
+    exporter: Literal["gateway", "scheduler", "replica", "load"]
     labels: tuple[str, ...]
     help: str
     buckets: tuple[float, ...] = ()
@@ -47,8 +47,28 @@ E2E = Metric(
     "tandem_e2e_latency_seconds", "histogram", "gateway", ("lane",),
     "Arrival at the gateway to the last byte, completed requests.", LATENCY_BUCKETS_S,
 )  # fmt: skip
+SLO_REQUESTS = Metric(
+    "tandem_slo_requests_total", "counter", "gateway", ("lane", "result"),
+    "Streams judged by the config's `slo`, by lane (the pinned one when none was chosen), as met or missed.",
+)  # fmt: skip
+SLO_LIMIT = Metric(
+    "tandem_slo_limit_seconds", "gauge", "gateway", ("figure",),
+    "The config's limits, `slo.ttft_s` and `slo.tpot_s`.",
+)  # fmt: skip
+SLO_OBJECTIVE = Metric(
+    "tandem_slo_objective_ratio", "gauge", "gateway", (),
+    "The config's `slo.objective`: the share of judged streams that should meet the limits.",
+)  # fmt: skip
+TENANT_REQUESTS = Metric(
+    "tandem_tenant_requests_total", "counter", "gateway", ("tenant", "outcome"),
+    "Requests ended, by tenant and outcome.",
+)  # fmt: skip
+TENANT_OUTPUT_TOKENS = Metric(
+    "tandem_tenant_output_tokens_total", "counter", "gateway", ("tenant",),
+    "Output tokens of completed requests, by tenant.",
+)  # fmt: skip
 QUEUE_WAIT = Metric(
-    "tandem_queue_wait_seconds", "histogram", "scheduler", ("lane",),
+    "tandem_queue_wait_seconds", "histogram", "scheduler", ("lane", "band"),
     "Arrival at the scheduler to the grant of a lease.", LATENCY_BUCKETS_S,
 )  # fmt: skip
 PROMPT_TOKENS = Metric(
@@ -59,9 +79,13 @@ OUTPUT_TOKENS = Metric(
     "tandem_output_tokens_total", "counter", "gateway", ("lane",),
     "Output tokens of completed requests, as the engine's usage counts them.",
 )  # fmt: skip
+TENANT_QUEUE_WAIT = Metric(
+    "tandem_tenant_queue_wait_seconds", "histogram", "scheduler", ("tenant",),
+    "Arrival at the scheduler to the grant of a lease, by tenant.", LATENCY_BUCKETS_S,
+)  # fmt: skip
 REFUSALS = Metric(
-    "tandem_refusals_total", "counter", "scheduler", ("reason",),
-    "Requests refused by the scheduler, by reason.",
+    "tandem_refusals_total", "counter", "scheduler", ("lane", "reason"),
+    "Requests refused by the scheduler, by lane (`any` when none was pinned) and reason.",
 )  # fmt: skip
 LEASE_ERRORS = Metric(
     "tandem_lease_errors_total", "counter", "scheduler", (),
@@ -75,6 +99,14 @@ WAITING_BY_BAND = Metric(
     "tandem_waiting_by_band_requests", "gauge", "scheduler", ("band",),
     "Requests waiting in the scheduler, by priority band.",
 )  # fmt: skip
+WAITING_BY_TENANT = Metric(
+    "tandem_waiting_by_tenant_requests", "gauge", "scheduler", ("tenant",),
+    "Requests waiting in the scheduler, by tenant; a tenant that has waited once stays, at 0.",
+)  # fmt: skip
+WAITING_LIMIT = Metric(
+    "tandem_waiting_limit_requests", "gauge", "scheduler", (),
+    "The config's `scheduler.max_waiting_requests`.",
+)  # fmt: skip
 BREAKER = Metric(
     "tandem_breaker_state", "gauge", "scheduler", ("lane", "replica"),
     "A replica's breaker: 0 closed, 1 half open (one probe), 2 open (no requests).",
@@ -86,6 +118,10 @@ REROUTES = Metric(
 RUNNING = Metric(
     "tandem_running_requests", "gauge", "scheduler", ("lane", "replica"),
     "Live leases on a replica.",
+)  # fmt: skip
+RUNNING_LIMIT = Metric(
+    "tandem_running_limit_requests", "gauge", "scheduler", ("lane", "replica"),
+    "Leases that the replica may have at once: `max_num_seqs` + `dispatch_margin`.",
 )  # fmt: skip
 OUTSTANDING_TOKENS = Metric(
     "tandem_outstanding_tokens", "gauge", "scheduler", ("lane", "replica"),
@@ -103,16 +139,65 @@ ENGINE_WAITING = Metric(
     "tandem_engine_waiting_requests", "gauge", "replica", ("lane", "replica"),
     "Requests waiting inside the engine, by the engine's own count.",
 )  # fmt: skip
+ENGINE_STEPS = Metric(
+    "tandem_engine_steps_total", "counter", "replica", ("lane", "replica"),
+    "Engine steps that followed another without a pause.",
+)  # fmt: skip
+ENGINE_BUSY = Metric(
+    "tandem_engine_busy_seconds_total", "counter", "replica", ("lane", "replica"),
+    "Time taken by those steps, each from the end of the one before.",
+)  # fmt: skip
 REPLICA_MEMORY = Metric(
     "tandem_replica_memory_bytes", "gauge", "replica", ("lane", "replica"),
     "Proportional set size of the replica's processes, engine included, in host memory.",
 )  # fmt: skip
 
+LOAD_RUN_ACTIVE = Metric(
+    "tandem_load_run_active", "gauge", "load", (),
+    "1 from the start of a load run to its end.",
+)  # fmt: skip
+LOAD_USERS = Metric(
+    "tandem_load_users", "gauge", "load", ("lane", "workload"),
+    "Users of a closed loop, or requests in flight of an open one.",
+)  # fmt: skip
+LOAD_DUE = Metric(
+    "tandem_load_due_requests_total", "counter", "load", ("lane", "workload"),
+    "Requests that were due, whether or not they could be sent.",
+)  # fmt: skip
+LOAD_SENT = Metric(
+    "tandem_load_sent_requests_total", "counter", "load", ("lane", "workload"),
+    "Requests that the load tool began to send.",
+)  # fmt: skip
+LOAD_REQUESTS = Metric(
+    "tandem_load_requests_total", "counter", "load", ("lane", "workload", "outcome"),
+    "Requests ended, as the client saw them.",
+)  # fmt: skip
+LOAD_TTFT = Metric(
+    "tandem_load_ttft_seconds", "histogram", "load", ("lane", "workload"),
+    "Scheduled instant to the first chunk with text, at the client.", LATENCY_BUCKETS_S,
+)  # fmt: skip
+LOAD_TPOT = Metric(
+    "tandem_load_tpot_seconds", "histogram", "load", ("lane", "workload"),
+    "(E2E - TTFT) / (output tokens - 1), at the client.", LATENCY_BUCKETS_S,
+)  # fmt: skip
+LOAD_E2E = Metric(
+    "tandem_load_e2e_latency_seconds", "histogram", "load", ("lane", "workload"),
+    "Scheduled instant to the last byte, at the client.", LATENCY_BUCKETS_S,
+)  # fmt: skip
+LOAD_OUTPUT_TOKENS = Metric(
+    "tandem_load_output_tokens_total", "counter", "load", ("lane", "workload"),
+    "Output tokens of completed requests, as the client was told.",
+)  # fmt: skip
+
 METRICS: tuple[Metric, ...] = (
     REQUESTS, TTFT, TPOT, INTER_CHUNK, E2E, PROMPT_TOKENS, OUTPUT_TOKENS, REROUTES,
-    QUEUE_WAIT, REFUSALS, LEASE_ERRORS, WAITING, WAITING_BY_BAND, BREAKER,
-    RUNNING, OUTSTANDING_TOKENS, REPLICA_READY,
-    ENGINE_RUNNING, ENGINE_WAITING, REPLICA_MEMORY,
+    SLO_REQUESTS, SLO_LIMIT, SLO_OBJECTIVE, TENANT_REQUESTS, TENANT_OUTPUT_TOKENS,
+    QUEUE_WAIT, TENANT_QUEUE_WAIT, REFUSALS, LEASE_ERRORS,
+    WAITING, WAITING_BY_BAND, WAITING_BY_TENANT, WAITING_LIMIT, BREAKER,
+    RUNNING, RUNNING_LIMIT, OUTSTANDING_TOKENS, REPLICA_READY,
+    ENGINE_RUNNING, ENGINE_WAITING, ENGINE_STEPS, ENGINE_BUSY, REPLICA_MEMORY,
+    LOAD_RUN_ACTIVE, LOAD_USERS, LOAD_DUE, LOAD_SENT, LOAD_REQUESTS,
+    LOAD_TTFT, LOAD_TPOT, LOAD_E2E, LOAD_OUTPUT_TOKENS,
 )  # fmt: skip
 
 # Counters of vLLM that Tandem reads; checked against the running engine by the end-to-end tests.
@@ -122,3 +207,12 @@ VLLM_ACCEPTED_TOKENS = "vllm:spec_decode_num_accepted_tokens_total"
 VLLM_PREFIX_QUERIES = "vllm:prefix_cache_queries_total"
 VLLM_PREFIX_HITS = "vllm:prefix_cache_hits_total"
 VLLM_RUNNING = "vllm:num_requests_running"
+VLLM_WAITING = "vllm:num_requests_waiting"
+VLLM_ACCEPTED_BY_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+VLLM_GENERATED_TOKENS = "vllm:generation_tokens_total"
+VLLM_KV_USAGE = "vllm:kv_cache_usage_perc"  # 0 to 1, whatever its name says
+VLLM_PREEMPTIONS = "vllm:num_preemptions_total"
+VLLM_STEP_TOKENS = "vllm:iteration_tokens_total"  # a histogram, whatever its name says
+VLLM_FLOPS = "vllm:estimated_flops_per_gpu_total"
+VLLM_READ_BYTES = "vllm:estimated_read_bytes_per_gpu_total"
+VLLM_WRITE_BYTES = "vllm:estimated_write_bytes_per_gpu_total"

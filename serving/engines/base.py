@@ -12,6 +12,8 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
+from serving.engines.step_log import StepLog
+
 KEEP_FINISHED = 1024
 KEEP_SENT = 512
 
@@ -75,14 +77,29 @@ class EngineTally:
     """The engine's own counts, kept by the engine's own reports.
 
     Attributes:
+        num_steps, busy_s: steps that followed another without a pause, and the seconds they took.
         sent: the last `KEEP_SENT` streams as they were sent, of engines that stamp them.
     """
 
     running: int = 0
     waiting: int = 0
     most_running: int = 0
+    num_steps: int = 0
+    busy_s: float = 0.0
     finished: deque[FinishedRequest] = field(default_factory=lambda: deque(maxlen=KEEP_FINISHED))
     sent: deque[SentStream] = field(default_factory=lambda: deque(maxlen=KEEP_SENT))
+    _step_ended_at_s: float | None = None
+
+    def step(self, running: int, waiting: int, ended_at_s: float) -> None:
+        """A step ended, at an instant of the monotonic clock; `running` and `waiting` are what it left.
+
+        The first step after a pause is not timed: nothing tells when it began.
+        """
+        if self.running and self._step_ended_at_s is not None:
+            self.num_steps += 1
+            self.busy_s += ended_at_s - self._step_ended_at_s
+        self._step_ended_at_s = ended_at_s
+        self.load(running, waiting)
 
     def load(self, running: int, waiting: int) -> None:
         """Requests being computed and requests waiting inside the engine, now."""
@@ -126,6 +143,11 @@ class Engine(Protocol):
 
     @property
     def facts(self) -> EngineFacts: ...
+
+    @property
+    def step_log(self) -> StepLog:
+        """Where it writes its steps while they are wanted."""
+        ...
 
     @property
     def registry(self) -> CollectorRegistry:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 
 import psutil
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from serving.core import metric_names as names
@@ -43,6 +43,13 @@ class ReplicaCollector(Collector):
             family = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
             family.add_metric(self._labels, value)
             yield family
+        for metric, total in (
+            (names.ENGINE_STEPS, self._tally.num_steps),
+            (names.ENGINE_BUSY, self._tally.busy_s),
+        ):
+            counter = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
+            counter.add_metric(self._labels, total)
+            yield counter
 
 
 def memory_bytes(process: psutil.Process) -> int:

@@ -15,13 +15,14 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import uvicorn
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
 from serving.config import LaneConfig, SimulatedProfile
-from serving.core import metric_names as names
 from serving.engines.base import EngineFacts, EngineTally, FinishedRequest
 from serving.engines.simulated_api import WORD, SimulatedApi
+from serving.engines.step_log import RequestStep, StepLog, StepWriter
+from serving.engines.simulated_metrics import SimulatedMetrics
 
 __all__ = ["WORD", "Sequence", "SimulatedEngine"]
 
@@ -42,6 +43,7 @@ class Sequence:
     max_tokens: int
     rng: random.Random
     made: int = 0
+    prefilled: int = 0  # of the prompt, before the step of the first token
     started_at_s: float = 0.0
     next_due_s: float = 0.0
     chunks: asyncio.Queue[int | None] = field(default_factory=asyncio.Queue)
@@ -69,16 +71,18 @@ class SimulatedEngine:
         self._work = asyncio.Event()
         self._serial = itertools.count()
         self._stepper: asyncio.Task[None] | None = None
-        self._registry = CollectorRegistry()
-        self._api = SimulatedApi(self, served_names, max_model_len)
-        self._drafts, self._draft_tokens, self._accepted = (
-            Counter(name.removesuffix("_total"), "Simulated.", registry=self._registry)
-            for name in (names.VLLM_NUM_DRAFTS, names.VLLM_DRAFT_TOKENS, names.VLLM_ACCEPTED_TOKENS)
+        self._metrics = SimulatedMetrics(
+            lane.max_num_seqs * max_model_len, self._profile.num_speculative_tokens
         )
+        self._api = SimulatedApi(self, served_names, max_model_len)
 
     @property
     def tally(self) -> EngineTally:
         return self._tally
+
+    @property
+    def step_log(self) -> StepLog:
+        return self._step_log
 
     @property
     def facts(self) -> EngineFacts:
@@ -86,7 +90,7 @@ class SimulatedEngine:
 
     @property
     def registry(self) -> CollectorRegistry:
-        return self._registry
+        return self._metrics.registry
 
     async def start(self) -> ASGIApp:
         self._stepper = asyncio.create_task(self._step_forever())
@@ -102,6 +106,7 @@ class SimulatedEngine:
     def close(self) -> None:
         if self._stepper is not None:
             self._stepper.cancel()
+        self._step_log.close()
 
     def sequence(self, request_id: str | None, prompt_tokens: int, max_tokens: int) -> Sequence:
         """A request of that size, not yet in the engine."""
@@ -120,6 +125,7 @@ class SimulatedEngine:
             if sequence in place:
                 place.remove(sequence)
         self._tally.load(len(self._running), len(self._waiting))
+        self._show_load()
 
     async def _step_forever(self) -> None:
         due_at_s = time.monotonic()
@@ -135,8 +141,10 @@ class SimulatedEngine:
             # an engine that was held up goes on at its pace and not in a burst.
             due_at_s = max(due_at_s, time.monotonic() - step_s) + step_s
             await asyncio.sleep(max(0.0, due_at_s - time.monotonic()))
-            for sequence in list(self._running):
-                self._step(sequence, due_at_s)
+            batch = list(self._running)
+            emitted = sum(self._step(sequence, due_at_s) for sequence in batch)
+            self._metrics.stepped(len(batch), emitted)
+            self._tally.step(len(self._running), len(self._waiting), ended_at_s=time.monotonic())
 
     def _step_s(self, batch: int) -> float:
         return (self._profile.step_ms + self._profile.step_ms_per_request * (batch - 1)) / 1000
@@ -148,18 +156,37 @@ class SimulatedEngine:
             # By the steps' own schedule, not by late wake-ups: the first token's step is then always the same one.
             sequence.next_due_s = due_at_s + self._profile.ttft_ms / 1000 - ROUNDING_S
             self._running.append(sequence)
+            self._metrics.started(sequence.prompt_tokens)
         self._tally.load(len(self._running), len(self._waiting))
+        self._show_load()
 
-    def _step(self, sequence: Sequence, due_at_s: float) -> None:
-        if due_at_s < sequence.next_due_s:
-            return
+    def _show_load(self) -> None:
+        held_tokens = sum(sequence.prompt_tokens + sequence.made for sequence in self._running)
+        self._metrics.load(len(self._running), len(self._waiting), held_tokens)
+
+    def _step(self, sequence: Sequence, due_at_s: float) -> RequestStep | None:
+        """Give a request its tokens, if they are due; what the step did for it, None in a stall."""
         before = sequence.made
-        drafts = self._accepted_drafts(sequence.rng) if before else 0
-        sequence.emit(self._profile.tokens_per_chunk + drafts)
+        if due_at_s < sequence.next_due_s:
+            if before:
+                return None
+            # A prompt is computed a token a step, and the rest with the first token of the answer.
+            sequence.prefilled += 1
+            return RequestStep(sequence.request_id, True, 1, 0, 0, 0)
+        drafted = self._profile.num_speculative_tokens if before else 0
+        accepted = self._accepted_drafts(sequence.rng) if before else 0
+        sequence.emit(self._profile.tokens_per_chunk + accepted)
         if before < self._profile.stall_after_tokens <= sequence.made:
             sequence.next_due_s = due_at_s + self._profile.stall_ms / 1000 - ROUNDING_S
         if sequence.is_done:
             self._end(sequence)
+        scheduled = (
+            self._profile.tokens_per_chunk + drafted
+            if before
+            else max(1, sequence.prompt_tokens - sequence.prefilled)
+        )
+        emitted = sequence.made - before
+        return RequestStep(sequence.request_id, not before, scheduled, drafted, accepted, emitted)
 
     def _accepted_drafts(self, rng: random.Random) -> int:
         k = self._profile.num_speculative_tokens
@@ -168,9 +195,7 @@ class SimulatedEngine:
         accepted = 0
         while accepted < k and rng.random() < self._profile.acceptance_rate:
             accepted += 1
-        self._drafts.inc()
-        self._draft_tokens.inc(k)
-        self._accepted.inc(accepted)
+        self._metrics.verified(accepted)
         return accepted
 
     def _end(self, sequence: Sequence) -> None:

@@ -4,7 +4,9 @@ the environment that vLLM reads at import must be set first."""
 from __future__ import annotations
 
 import json
+import logging
 import os
+import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,9 @@ from serving import machine
 from serving.config import LaneConfig, ModelConfig
 from serving.core.errors import ConfigError
 from serving.engines.base import EngineFacts, EngineTally, FinishedRequest
+from serving.engines.step_log import PATH_VARIABLE, StepLog
 
+logger = logging.getLogger(__name__)
 GIB = 1024**3
 
 
@@ -70,6 +74,7 @@ def command_line(
         "--max-num-seqs", str(lane.max_num_seqs),
         "--generation-config", "vllm",
         "--disable-uvicorn-access-log",
+        "--enable-mfu-metrics",  # FLOP and bytes by vLLM's own model of the network, for the dashboards
         "--enable-prefix-caching" if lane.prefix_caching else "--no-enable-prefix-caching",
     ]  # fmt: skip
     if device == "cpu":
@@ -93,12 +98,17 @@ class VllmEngine:
         self._llm: Any = None
         self._app: Any = None
         self._tally = EngineTally()
+        self._step_log = StepLog()
         self._device = device
         self._dtype = dtype
 
     @property
     def tally(self) -> EngineTally:
         return self._tally
+
+    @property
+    def step_log(self) -> StepLog:
+        return self._step_log
 
     @property
     def facts(self) -> EngineFacts:
@@ -130,6 +140,7 @@ class VllmEngine:
             engine_config = AsyncEngineArgs.from_cli_args(args).create_engine_config()
         except (SystemExit, ValueError, TypeError) as error:
             raise ConfigError(f"vLLM refuses {' '.join(self._arguments)}: {error}") from error
+        self._note_steps(engine_config)
         self._llm = AsyncLLM.from_vllm_config(engine_config, stat_loggers=[self._stat_logger()])
         if self._dtype == "auto":
             self._dtype = str(self._llm.model_config.dtype).removeprefix("torch.")
@@ -150,6 +161,19 @@ class VllmEngine:
     def close(self) -> None:
         if self._llm is not None:
             self._llm.shutdown()
+        self._step_log.close()
+
+    def _note_steps(self, engine_config: Any) -> None:
+        """Put a scheduler that can note its steps in place of the very one that vLLM has chosen."""
+        from serving.engines.vllm_steps import NOTING
+
+        scheduling = engine_config.scheduler_config
+        chosen = scheduling.get_scheduler_cls()
+        if noting := NOTING.get(chosen):
+            scheduling.scheduler_cls = f"{noting.__module__}.{noting.__qualname__}"
+            os.environ[PATH_VARIABLE] = self._step_log.path  # the engine's process inherits it
+        else:
+            logger.warning("steps of scheduler %s cannot be recorded", chosen.__qualname__)
 
     def _stat_logger(self) -> Any:
         """A logger class for vLLM that writes the engine's own counts into the tally."""
@@ -169,7 +193,11 @@ class VllmEngine:
                 engine_idx: int = 0,
             ) -> None:
                 if scheduler_stats is not None:
-                    tally.load(scheduler_stats.num_running_reqs, scheduler_stats.num_waiting_reqs)
+                    tally.step(
+                        scheduler_stats.num_running_reqs,
+                        scheduler_stats.num_waiting_reqs,
+                        ended_at_s=time.monotonic(),
+                    )
                 if iteration_stats is not None:
                     ended_at_s = iteration_stats.iteration_timestamp
                     tally.finish(

@@ -243,7 +243,8 @@ class Completion:
             self._notes,
             self._services.metrics,
         )
-        metrics.ended(lane, outcome, reason)
+        tenant = self._request.scheduling.tenant
+        metrics.ended(lane, outcome, reason, tenant)
         timeline = RequestTimeline(
             scheduled_at_s=self._arrived_at_s,
             sent_at_s=self._arrived_at_s,
@@ -254,7 +255,9 @@ class Completion:
         for gap_s in inter_chunk_latencies_s(timeline):
             metrics.inter_chunk.labels(lane=lane).observe(gap_s)
         if outcome is Outcome.COMPLETED:
-            metrics.completed(lane, timeline, notes.prompt_tokens or 0, self._request.is_stream)
+            metrics.completed(lane, timeline, notes.prompt_tokens or 0, self._request.is_stream, tenant)
+        if self._request.is_stream:
+            metrics.judge(lane or self._request.scheduling.lane or "", outcome, reason, timeline)
 
 
 def _is_late(request: SchedulingRequest, age_s: float) -> bool:

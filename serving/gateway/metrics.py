@@ -6,40 +6,98 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry
 
+from serving.config import SloConfig
 from serving.core import metric_names as names
-from serving.core.errors import Reason
+from serving.core.errors import ERROR_SHAPES, Reason
 from serving.core.latency import RequestTimeline, e2e_latency_s, tpot_s, ttft_s
 from serving.core.request import Outcome
+from serving.core.tenant_label import TenantLabels
 from serving.telemetry import registry as make
+
+MET, MISSED = "met", "missed"  # label `result`
+TOO_MANY_REQUESTS = 429
+DEFAULT_SLO = SloConfig()
 
 
 class GatewayMetrics:
-    """The gateway's metrics, in a registry of their own; reroutes of `lanes` are exported from the start, at 0."""
+    """The gateway's metrics, in a registry of their own; `lanes` have theirs from the start, at 0.
 
-    def __init__(self, lanes: Sequence[str] = ()) -> None:
+    Args:
+        slo: what streams are judged by.
+        tenants: those with a name of their own in the metrics, however many others there are.
+    """
+
+    def __init__(
+        self, lanes: Sequence[str] = (), slo: SloConfig = DEFAULT_SLO, tenants: Sequence[str] = ()
+    ) -> None:
         self.registry = CollectorRegistry()
+        self._slo = slo
+        self._tenants = TenantLabels(tenants)
         self._requests = make.counter(names.REQUESTS, self.registry)
         self._ttft = make.histogram(names.TTFT, self.registry)
         self._tpot = make.histogram(names.TPOT, self.registry)
         self.inter_chunk = make.histogram(names.INTER_CHUNK, self.registry)
         self._e2e = make.histogram(names.E2E, self.registry)
         self.reroutes = make.counter(names.REROUTES, self.registry)
+        self._slo_requests = make.counter(names.SLO_REQUESTS, self.registry)
+        limits = make.gauge(names.SLO_LIMIT, self.registry)
+        limits.labels(figure="ttft").set(slo.ttft_s)
+        limits.labels(figure="tpot").set(slo.tpot_s)
+        make.gauge(names.SLO_OBJECTIVE, self.registry).set(slo.objective)
+        self._tenant_requests = make.counter(names.TENANT_REQUESTS, self.registry)
+        self._tenant_tokens = make.counter(names.TENANT_OUTPUT_TOKENS, self.registry)
         for lane in lanes:
+            for result in (MET, MISSED):
+                self._slo_requests.labels(lane=lane, result=result)
             for outcome in (Outcome.COMPLETED, Outcome.FAILED, Outcome.REJECTED):
                 self.reroutes.labels(lane=lane, outcome=outcome)
         self._prompt_tokens = make.counter(names.PROMPT_TOKENS, self.registry)
         self._output_tokens = make.counter(names.OUTPUT_TOKENS, self.registry)
 
-    def ended(self, lane: str, outcome: Outcome, reason: Reason | None) -> None:
-        """Count a request that ended; `lane` is empty when none was chosen."""
+    def ended(self, lane: str, outcome: Outcome, reason: Reason | None, tenant: str | None = None) -> None:
+        """Count a request that ended; `lane` is empty when none was chosen, `tenant` None where it is not known."""
         self._requests.labels(lane=lane, outcome=outcome, reason=reason or "").inc()
+        if tenant is not None:
+            self._tenant_requests.labels(tenant=self._tenants.label(tenant), outcome=outcome).inc()
 
     def refused(self, reason: Reason) -> None:
         """Count a request that the gateway itself turned away."""
         self.ended("", Outcome.REJECTED, reason)
 
-    def completed(self, lane: str, timeline: RequestTimeline, prompt_tokens: int, is_stream: bool) -> None:
+    def judge(self, lane: str, outcome: Outcome, reason: Reason | None, timeline: RequestTimeline) -> None:
+        """Count a stream as one that met the objective or missed it.
+
+        Failures and refusals are misses. A client's own mistake is neither, nor is a stream that it left.
+        """
+        if outcome is Outcome.COMPLETED:
+            result = MET if self._is_met_by(timeline) else MISSED
+        elif reason is not None and (
+            ERROR_SHAPES[reason].status >= 500 or ERROR_SHAPES[reason].status == TOO_MANY_REQUESTS
+        ):
+            result = MISSED
+        else:
+            return
+        self._slo_requests.labels(lane=lane, result=result).inc()
+
+    def _is_met_by(self, timeline: RequestTimeline) -> bool:
+        if not timeline.chunk_at_s or ttft_s(timeline) >= self._slo.ttft_s:
+            return False
+        # Without the engine's usage there is no time per token to miss.
+        tpot = tpot_s(timeline) if timeline.output_tokens is not None else None
+        return tpot is None or tpot < self._slo.tpot_s
+
+    def completed(
+        self,
+        lane: str,
+        timeline: RequestTimeline,
+        prompt_tokens: int,
+        is_stream: bool,
+        tenant: str | None = None,
+    ) -> None:
         """Observe a completed request's figures, by the shared definitions."""
+        if tenant is not None:
+            tokens = timeline.output_tokens or 0
+            self._tenant_tokens.labels(tenant=self._tenants.label(tenant)).inc(tokens)
         self._e2e.labels(lane=lane).observe(e2e_latency_s(timeline))
         self._prompt_tokens.labels(lane=lane).inc(prompt_tokens)
         self._output_tokens.labels(lane=lane).inc(timeline.output_tokens or 0)

@@ -58,11 +58,12 @@ class RequestEnd:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A lease, the replica it is on, and how long the request waited for it."""
+    """A lease, the replica it is on, how long the request waited for it, and the request."""
 
     lease: Lease
     replica: ReplicaInfo
     waited_s: float
+    request: SchedulingRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,7 @@ class SchedulerCore:
         self._drain_rate = DrainRate()
         self._queue_shares = {tenant.name: tenant.queue_share for tenant in config.tenants}
         self.is_draining = False
-        self.refusals: Counter[Reason] = Counter()
+        self.refusals_by_lane: Counter[tuple[str | None, Reason]] = Counter()
         self.last_refusals: deque[RefusalNote] = deque(maxlen=KEEP_REFUSALS)
 
     # Replicas
@@ -249,6 +250,14 @@ class SchedulerCore:
     def num_leases(self) -> int:
         return len(self._ledger)
 
+    @property
+    def refusals(self) -> Counter[Reason]:
+        """Refused requests by reason, whatever lane they asked for."""
+        totals: Counter[Reason] = Counter()
+        for (_, reason), count in self.refusals_by_lane.items():
+            totals[reason] += count
+        return totals
+
     def waiting_by_lane(self) -> dict[str | None, int]:
         """Waiting requests by pinned lane; None for those that leave the choice to the scheduler."""
         return self._queue.count_by_lane()
@@ -303,7 +312,7 @@ class SchedulerCore:
         replica.breaker.sent(request.request_id)
         self._order.dispatched(request)
         self._running[request.request_id] = _Running(request, replica.info.lane, now_s)
-        return Grant(lease, replica.info, now_s - waiting.arrived_at_s)
+        return Grant(lease, replica.info, now_s - waiting.arrived_at_s, request)
 
     def _predicted(self, request: SchedulingRequest) -> SchedulingRequest:
         if request.predicted_output_tokens:
@@ -387,5 +396,5 @@ class SchedulerCore:
         return self._lanes.setdefault(name, LaneEstimator())
 
     def _note(self, refusal: Refusal, request: SchedulingRequest, now_s: float) -> None:
-        self.refusals[refusal.reason] += 1
+        self.refusals_by_lane[request.lane, refusal.reason] += 1
         self.last_refusals.append(RefusalNote(now_s, refusal.reason, request.tenant, request.lane))

@@ -2,59 +2,100 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from serving.config import SchedulerConfig
 from serving.core import metric_names as names
 from serving.core.errors import SCHEDULER_REASONS
+from serving.core.tenant_label import TenantLabels
 from serving.scheduler.breaker import BreakerState
-from serving.scheduler.core import SchedulerCore
+from serving.scheduler.core import Grant, SchedulerCore
 from serving.telemetry import registry as make
 
+ANY_LANE = "any"  # label of requests that leave the lane to the scheduler
 BREAKER_VALUES = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
 
 
 class SchedulerMetrics:
     """The scheduler's metrics, in a registry of their own."""
 
-    def __init__(self, core: SchedulerCore, lanes: Sequence[str], clock: Callable[[], float]) -> None:
+    def __init__(
+        self, core: SchedulerCore, config: SchedulerConfig, lanes: Sequence[str], clock: Callable[[], float]
+    ) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(_CoreCollector(core, lanes, clock))
-        self.queue_wait = make.histogram(names.QUEUE_WAIT, self.registry)
+        self._bands = [band.name for band in config.bands]
+        self._tenants = TenantLabels(tenant.name for tenant in config.tenants)
+        self.registry.register(_CoreCollector(core, lanes, clock, self._tenants, config.max_waiting_requests))
+        self._queue_wait = make.histogram(names.QUEUE_WAIT, self.registry)
+        self._tenant_wait = make.histogram(names.TENANT_QUEUE_WAIT, self.registry)
         self.lease_errors = make.counter(names.LEASE_ERRORS, self.registry)
+
+    def granted(self, grant: Grant) -> None:
+        """Observe how long a request waited."""
+        band = self._bands[grant.request.band]
+        self._queue_wait.labels(lane=grant.replica.lane, band=band).observe(grant.waited_s)
+        self._tenant_wait.labels(tenant=self._tenants.label(grant.request.tenant)).observe(grant.waited_s)
 
 
 class _CoreCollector(Collector):
-    def __init__(self, core: SchedulerCore, lanes: Sequence[str], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        core: SchedulerCore,
+        lanes: Sequence[str],
+        clock: Callable[[], float],
+        tenants: TenantLabels,
+        max_waiting_requests: int,
+    ) -> None:
         self._core = core
         self._lanes = lanes
         self._clock = clock
+        self._tenants = tenants
+        self._waited: set[str] = set()
+        self._max_waiting_requests = max_waiting_requests
 
     def collect(self) -> Iterator[Metric]:
         refusals = CounterMetricFamily(names.REFUSALS.name, names.REFUSALS.help, labels=names.REFUSALS.labels)
-        for reason in SCHEDULER_REASONS:
-            refusals.add_metric([reason], self._core.refusals[reason])
+        for lane in (*self._lanes, None):
+            for reason in SCHEDULER_REASONS:
+                refusals.add_metric([lane or ANY_LANE, reason], self._core.refusals_by_lane[lane, reason])
         waiting = _gauge(names.WAITING)
         counts = self._core.waiting_by_lane()
         for lane in (*self._lanes, None):
-            waiting.add_metric([lane or "any"], counts.get(lane, 0))
-        running, tokens, ready = (
-            _gauge(metric) for metric in (names.RUNNING, names.OUTSTANDING_TOKENS, names.REPLICA_READY)
+            waiting.add_metric([lane or ANY_LANE], counts.get(lane, 0))
+        running, limit, tokens, ready = (
+            _gauge(metric)
+            for metric in (names.RUNNING, names.RUNNING_LIMIT, names.OUTSTANDING_TOKENS, names.REPLICA_READY)
         )
         breaker = _gauge(names.BREAKER)
         for replica in self._core.replicas():
             labels = [replica.info.lane, replica.info.replica_id]
             running.add_metric(labels, replica.load.running)
+            limit.add_metric(labels, replica.info.max_running)
             tokens.add_metric(labels, replica.load.outstanding_tokens)
             ready.add_metric(labels, 1)
             breaker.add_metric(labels, BREAKER_VALUES[replica.breaker.state(self._clock())])
         by_band = _gauge(names.WAITING_BY_BAND)
         for band, count in self._core.waiting_by_band().items():
             by_band.add_metric([band], count)
-        yield from (refusals, waiting, by_band, running, tokens, ready, breaker)
+        most_waiting = _gauge(names.WAITING_LIMIT)
+        most_waiting.add_metric([], self._max_waiting_requests)
+        yield from (refusals, waiting, by_band, self._waiting_by_tenant(), most_waiting)
+        yield from (running, limit, tokens, ready, breaker)
+
+    def _waiting_by_tenant(self) -> GaugeMetricFamily:
+        counts: Counter[str] = Counter()
+        for tenant, count in self._core.waiting_by_tenant().items():
+            counts[self._tenants.label(tenant)] += count
+        self._waited |= counts.keys()
+        family = _gauge(names.WAITING_BY_TENANT)
+        for tenant in sorted(self._waited):
+            family.add_metric([tenant], counts[tenant])
+        return family
 
 
 def _gauge(metric: names.Metric) -> GaugeMetricFamily:

@@ -78,7 +78,7 @@ class SchedulerService:
         self._replicas: dict[str, ReplicaHello] = {}
         self._replica_outboxes: dict[str, asyncio.Queue[ReplicaUpdate]] = {}
         self._has_grace = True
-        self.metrics = SchedulerMetrics(self._core, [lane.name for lane in lanes], clock)
+        self.metrics = SchedulerMetrics(self._core, config, [lane.name for lane in lanes], clock)
 
     # Connections
 
@@ -213,7 +213,7 @@ class SchedulerService:
             self._grant(grant)
 
     def _grant(self, grant: Grant) -> None:
-        self.metrics.queue_wait.labels(lane=grant.replica.lane).observe(grant.waited_s)
+        self.metrics.granted(grant)
         request_id = grant.lease.request_id
         self._owner_of[request_id].outbox.put_nowait(
             Granted(request_id, grant.replica.replica_id, grant.replica.lane, grant.replica.url)
@@ -368,11 +368,16 @@ class SchedulerService:
         return found
 
 
-def build_app(service: SchedulerService, own_address: Callable[[], str]) -> FastAPI:
+def build_app(
+    service: SchedulerService,
+    own_address: Callable[[], str],
+    node_targets: Callable[[], list[dict[str, Any]]] = list,
+) -> FastAPI:
     """The scheduler's HTTP application.
 
     Args:
         own_address: host:port it is served at, known once it listens.
+        node_targets: what serves metrics of the cluster's nodes, as `/targets` lists it.
     """
 
     @contextlib.asynccontextmanager
@@ -399,7 +404,7 @@ def build_app(service: SchedulerService, own_address: Callable[[], str]) -> Fast
 
     @app.get("/targets")
     async def targets() -> list[dict[str, Any]]:
-        return service.targets(own_address())
+        return [*service.targets(own_address()), *node_targets()]
 
     @app.get("/metrics")
     async def metrics() -> Response:

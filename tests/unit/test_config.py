@@ -253,6 +253,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "model": config.ModelConfig,
     "gateway": config.GatewayConfig,
     "scheduler": config.SchedulerConfig,
+    "slo": config.SloConfig,
     "bands[]": config.BandConfig,
     "tenants[]": config.TenantConfig,
     "lanes[]": config.LaneConfig,

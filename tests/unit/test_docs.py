@@ -19,7 +19,13 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 # A unit by the end of the name, as Prometheus wants it; other metrics count things named in the table.
-UNIT_BY_SUFFIX = {"_seconds": "s", "_bytes": "bytes", "_tokens": "tokens", "_tokens_total": "tokens"}
+UNIT_BY_SUFFIX = {
+    "_seconds": "s",
+    "_seconds_total": "s",
+    "_bytes": "bytes",
+    "_tokens": "tokens",
+    "_tokens_total": "tokens",
+}
 
 
 def prose(path: Path) -> str:

@@ -652,7 +652,7 @@ async def test_pages_and_metrics() -> None:
         assert 'tandem_waiting_requests{lane="any"} 0.0' in text
         assert 'tandem_waiting_by_band_requests{band="high"} 0.0' in text
         assert 'tandem_breaker_state{lane="batched",replica="r1"} 0.0' in text
-        assert 'tandem_queue_wait_seconds_count{lane="batched"} 1.0' in text
+        assert 'tandem_queue_wait_seconds_count{band="high",lane="batched"} 1.0' in text
         await gateway.say(release("a"))
 
 
