@@ -1,34 +1,34 @@
-"""What is asked of the model: prompts from texts of our own, answers of a fixed length.
+"""What is asked of the model: prompts from texts of our own or of yours, answers of a fixed length.
 
-A prompt is a pure function of (workload, seed, number), so each lane can be given the same work.
+chat, rag, copy, edit, story, shared-prefix, multi-turn     texts of our own: `loadtest.prompts`
+mixed, mixed:chat=3,copy=1                                  each request from one of several, drawn by weight
+file:PATH.jsonl                                             your own prompts, a JSON object a line
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from loadtest import prompts
 from loadtest.load import Arrival
 from loadtest.prompt_tokens import BYTE_ESTIMATE, TokenCounter
+from loadtest.prompts import Slot
 from loadtest.request_body import ChatRequest, Dialect, Message, build_body
+from loadtest.rows import json_rows
 
-TEXTS = Path(__file__).parent / "texts"
 DEFAULT_OUTPUT_TOKENS = 48
+MAX_SIZE_TOKENS = 1_000_000
+MAX_WEIGHT = 1000
+MIXED_WEIGHTS = {"chat": 4, "rag": 2, "edit": 2, "story": 2}
+ROLES = ("system", "developer", "user", "assistant")
 
-# The wordings that the default model, of 135M parameters, obeys best: it then repeats nearly word for word.
-COPY_TASKS = (
-    "Repeat the following text exactly, word for word:\n\n{text}",
-    "Copy the following text exactly, without changing a word:\n\n{text}",
-    "Repeat the following text exactly, word for word, and sign it with the name Ada at the end:\n\n{text}",
-)
-
-
-Write = Callable[[int, int, int | None], tuple[tuple[Message, ...], int | None]]
-"""From seed, number and prompt tokens to messages, and to an output length where the text itself has one."""
+Written = tuple[tuple[Message, ...], int | None]
+"""Messages, and the length of the answer where the prompt itself has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +37,39 @@ class Workload:
 
     Attributes:
         prompt_tokens: size of a prompt by `counter`, chat template left out; None: as long as its text is.
-        output_tokens: length of an answer, where the text or a trace does not give its own.
+        output_tokens: length of an answer where nothing else says it.
         counter: counts tokens.
-        write: makes the messages.
+        write: makes the prompt of a slot; None when the workload is mixed of others.
+        parts: what it is mixed of, with weights.
     """
 
     name: str
     prompt_tokens: int | None
     output_tokens: int
     counter: TokenCounter
-    write: Write
+    write: Callable[[Slot], Written] | None = None
+    parts: tuple[tuple[Workload, int], ...] = ()
 
-    def request(self, seed: int, number: int, arrival: Arrival | None = None) -> ChatRequest:
-        """Request `number` (>= 0) in the order of `seed`; the lengths of `arrival`, if it has any, win."""
+    def request(
+        self, seed: int, number: int, arrival: Arrival | None = None, output_tokens: int | None = None
+    ) -> ChatRequest:
+        """Request `number` (>= 0) in the order of `seed`.
+
+        Args:
+            arrival: its lengths, if it has any, win over all others.
+            output_tokens: length of an answer, where neither the trace nor the prompt's own row gives one.
+        """
+        if self.write is None:
+            parts, weights = zip(*self.parts, strict=True)
+            (part,) = random.Random(f"{self.name}/{seed}/{number}").choices(parts, weights)
+            request: ChatRequest = part.request(seed, number, arrival, output_tokens)
+            return request
         arrival = arrival or Arrival(0)
-        messages, own_output = self.write(seed, number, arrival.prompt_tokens or self.prompt_tokens)
-        return ChatRequest(messages, arrival.output_tokens or own_output or self.output_tokens)
+        slot = Slot(seed, number, self.counter, self.prompt_tokens, arrival.prompt_tokens)
+        messages, own_output_tokens = self.write(slot)
+        return ChatRequest(
+            messages, arrival.output_tokens or own_output_tokens or output_tokens or self.output_tokens
+        )
 
     def body(
         self,
@@ -66,61 +83,127 @@ class Workload:
         salt: str = "",
         salts_text: bool = False,
     ) -> dict[str, Any]:
-        """The body to send; see `build_body`. `output_tokens`, if given, wins over every other length."""
-        request = self.request(seed, number, arrival)
-        if output_tokens is not None:
-            request = replace(request, output_tokens=output_tokens)
-        return build_body(request, model=model, seed=seed, dialect=dialect, salt=salt, salts_text=salts_text)
+        """The body to send for `request` of the same arguments; the others are those of `build_body`."""
+        return build_body(
+            self.request(seed, number, arrival, output_tokens),
+            model=model,
+            seed=seed,
+            dialect=dialect,
+            salt=salt,
+            salts_text=salts_text,
+        )
 
 
-@cache
-def _shuffled(name: str, count: int, seed: int) -> tuple[int, ...]:
-    numbers = list(range(count))
-    random.Random(f"{name}/{seed}").shuffle(numbers)
-    return tuple(numbers)
+@dataclass(frozen=True, slots=True)
+class _BuiltIn:
+    write: Callable[[Slot], tuple[Message, ...]]
+    prompt_tokens: int | None
+    output_tokens: int
 
 
-def passages() -> tuple[str, ...]:
-    """Every passage of the texts, one paragraph each."""
-    files = sorted(TEXTS.glob("passages_*.txt"))
-    return tuple(part.strip() for file in files for part in file.read_text().split("\n\n") if part.strip())
-
-
-def _listed(name: str, prompts: tuple[str, ...]) -> Write:
-    def write(seed: int, number: int, prompt_tokens: int | None) -> tuple[tuple[Message, ...], int | None]:
-        prompt = prompts[_shuffled(name, len(prompts), seed)[number % len(prompts)]]
-        return ({"role": "user", "content": prompt},), None
-
-    return write
-
-
-def _copy() -> Write:
-    """Answers that repeat their prompt. Passages are longer than an answer, so copying does not run out."""
-    return _listed("copy", tuple(task.format(text=text) for task in COPY_TASKS for text in passages()))
-
-
-def _story() -> Write:
-    """Open-ended answers, which an n-gram draft can hardly guess."""
-    return _listed("story", tuple((TEXTS / "story_prompts.txt").read_text().splitlines()))
-
-
-_BUILDERS: dict[str, Callable[[], Write]] = {"copy": _copy, "story": _story}
-WORKLOAD_NAMES = tuple(_BUILDERS)
+_BUILT_IN = {
+    "chat": _BuiltIn(prompts.chat, 128, DEFAULT_OUTPUT_TOKENS),
+    "rag": _BuiltIn(prompts.rag, 1024, 32),
+    "copy": _BuiltIn(prompts.copy, None, DEFAULT_OUTPUT_TOKENS),
+    "edit": _BuiltIn(prompts.edit, 256, 96),
+    "story": _BuiltIn(prompts.story, None, DEFAULT_OUTPUT_TOKENS),
+    "shared-prefix": _BuiltIn(prompts.shared_prefix, 512, 32),
+    "multi-turn": _BuiltIn(prompts.multi_turn, 640, DEFAULT_OUTPUT_TOKENS),
+}
+WORKLOAD_NAMES = (*_BUILT_IN, "mixed")
 
 
 @cache
 def load_workload(
-    name: str,
-    *,
-    prompt_tokens: int | None = None,
-    output_tokens: int | None = None,
-    counter: TokenCounter = BYTE_ESTIMATE,
+    name: str, *, prompt_tokens: int | None = None, counter: TokenCounter = BYTE_ESTIMATE
 ) -> Workload:
-    """The workload of that name, with sizes other than its own where given.
+    """The workload of that name: one of `WORKLOAD_NAMES`, `mixed:NAME=WEIGHT,...` or `file:PATH.jsonl`.
+
+    Args:
+        prompt_tokens: size of a prompt, instead of the workload's own.
 
     Raises:
-        ValueError: there is none, or a size is out of bounds.
+        ValueError: there is none, its file cannot be read, or a size is out of bounds.
     """
-    if name not in _BUILDERS:
-        raise ValueError(f"workload {name!r} is unknown; there are {', '.join(WORKLOAD_NAMES)}")
-    return Workload(name, prompt_tokens, output_tokens or DEFAULT_OUTPUT_TOKENS, counter, _BUILDERS[name]())
+    if prompt_tokens is not None and not 1 <= prompt_tokens <= MAX_SIZE_TOKENS:
+        raise ValueError(f"prompt_tokens={prompt_tokens} must be in 1..{MAX_SIZE_TOKENS}")
+    kind, _, rest = name.partition(":")
+    if kind == "file":
+        if prompt_tokens is not None:
+            raise ValueError(
+                f"workload {name!r}: prompt_tokens={prompt_tokens}, but a file's prompts are sent as they are"
+            )
+        return Workload(name, None, DEFAULT_OUTPUT_TOKENS, counter, _file(Path(rest)))
+    if kind == "mixed":
+        parts = tuple(
+            (load_workload(part, prompt_tokens=prompt_tokens, counter=counter), weight)
+            for part, weight in _weights(name, rest).items()
+        )
+        return Workload(name, prompt_tokens, DEFAULT_OUTPUT_TOKENS, counter, parts=parts)
+    if name not in _BUILT_IN:
+        raise ValueError(
+            f"workload {name!r} is unknown; there are {', '.join(WORKLOAD_NAMES)}, file:PATH.jsonl"
+        )
+    built_in = _BUILT_IN[name]
+
+    def write(slot: Slot) -> Written:
+        return built_in.write(slot), None
+
+    return Workload(name, prompt_tokens or built_in.prompt_tokens, built_in.output_tokens, counter, write)
+
+
+def _weights(name: str, text: str) -> Mapping[str, int]:
+    if not text:
+        return MIXED_WEIGHTS
+    weights = {}
+    for entry in text.split(","):
+        part, _, weight = entry.partition("=")
+        if part not in _BUILT_IN or part in weights:
+            raise ValueError(f"workload {name!r}: {part!r} must be one of {', '.join(_BUILT_IN)}, each once")
+        if not (weight.isascii() and weight.isdigit() and 1 <= int(weight[:9]) <= MAX_WEIGHT):
+            raise ValueError(
+                f"workload {name!r}: weight {weight!r} of {part} must be a whole number in 1..{MAX_WEIGHT}"
+            )
+        weights[part] = int(weight)
+    return weights
+
+
+def _file(path: Path) -> Callable[[Slot], Written]:
+    rows = tuple(_row(f"{path}, line {line}", row) for line, row in json_rows(path))
+    if not rows:
+        raise ValueError(f"{path}: no prompts in it")
+
+    def write(slot: Slot) -> Written:
+        return rows[prompts.place_in_order(str(path), slot, len(rows))]
+
+    return write
+
+
+def _row(where: str, row: Mapping[str, Any]) -> Written:
+    if ("messages" in row) == ("prompt" in row):
+        raise ValueError(f"{where}: needs either messages or prompt")
+    output_tokens = row.get("output_tokens")
+    if output_tokens is not None and not (
+        type(output_tokens) is int and 1 <= output_tokens <= MAX_SIZE_TOKENS
+    ):
+        raise ValueError(
+            f"{where}: output_tokens={output_tokens!r:.40} must be a whole number in 1..{MAX_SIZE_TOKENS}"
+        )
+    if "prompt" in row:
+        return ({"role": "user", "content": _text(where, "prompt", row["prompt"])},), output_tokens
+    messages = row["messages"]
+    if not isinstance(messages, list) or not messages:
+        raise ValueError(f"{where}: messages={messages!r:.40} must be a list of at least one message")
+    return tuple(_message(where, message) for message in messages), output_tokens
+
+
+def _message(where: str, message: Any) -> Message:
+    if not isinstance(message, dict) or message.get("role") not in ROLES:
+        raise ValueError(f"{where}: {message!r:.80} must be a message with a role of {', '.join(ROLES)}")
+    return {"role": message["role"], "content": _text(where, "content", message.get("content"))}
+
+
+def _text(where: str, name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{where}: {name}={value!r:.40} must be text")
+    return value
