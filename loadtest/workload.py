@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -115,31 +115,37 @@ WORKLOAD_NAMES = (*_BUILT_IN, "mixed")
 
 @cache
 def load_workload(
-    name: str, *, prompt_tokens: int | None = None, counter: TokenCounter = BYTE_ESTIMATE
+    name: str,
+    *,
+    prompt_tokens: int | None = None,
+    output_tokens: int | None = None,
+    counter: TokenCounter = BYTE_ESTIMATE,
 ) -> Workload:
     """The workload of that name: one of `WORKLOAD_NAMES`, `mixed:NAME=WEIGHT,...` or `file:PATH.jsonl`.
 
     Args:
         prompt_tokens: size of a prompt, instead of the workload's own.
+        output_tokens: length of an answer, instead of the workload's own; rows of a file and traces keep theirs.
 
     Raises:
         ValueError: there is none, its file cannot be read, or a size is out of bounds.
     """
-    if prompt_tokens is not None and not 1 <= prompt_tokens <= MAX_SIZE_TOKENS:
-        raise ValueError(f"prompt_tokens={prompt_tokens} must be in 1..{MAX_SIZE_TOKENS}")
+    for size, tokens in (("prompt_tokens", prompt_tokens), ("output_tokens", output_tokens)):
+        if tokens is not None and not 1 <= tokens <= MAX_SIZE_TOKENS:
+            raise ValueError(f"{size}={tokens} must be in 1..{MAX_SIZE_TOKENS}")
     kind, _, rest = name.partition(":")
     if kind == "file":
         if prompt_tokens is not None:
             raise ValueError(
                 f"workload {name!r}: prompt_tokens={prompt_tokens}, but a file's prompts are sent as they are"
             )
-        return Workload(name, None, DEFAULT_OUTPUT_TOKENS, counter, _file(Path(rest)))
+        return Workload(name, None, output_tokens or DEFAULT_OUTPUT_TOKENS, counter, _file(Path(rest)))
     if kind == "mixed":
-        parts = tuple(
-            (load_workload(part, prompt_tokens=prompt_tokens, counter=counter), weight)
-            for part, weight in _weights(name, rest).items()
+        load = partial(
+            load_workload, prompt_tokens=prompt_tokens, output_tokens=output_tokens, counter=counter
         )
-        return Workload(name, prompt_tokens, DEFAULT_OUTPUT_TOKENS, counter, parts=parts)
+        parts = tuple((load(part), weight) for part, weight in _weights(name, rest).items())
+        return Workload(name, prompt_tokens, output_tokens or DEFAULT_OUTPUT_TOKENS, counter, parts=parts)
     if name not in _BUILT_IN:
         raise ValueError(
             f"workload {name!r} is unknown; there are {', '.join(WORKLOAD_NAMES)}, file:PATH.jsonl"
@@ -149,7 +155,9 @@ def load_workload(
     def write(slot: Slot) -> Written:
         return built_in.write(slot), None
 
-    return Workload(name, prompt_tokens or built_in.prompt_tokens, built_in.output_tokens, counter, write)
+    return Workload(
+        name, prompt_tokens or built_in.prompt_tokens, output_tokens or built_in.output_tokens, counter, write
+    )
 
 
 def _weights(name: str, text: str) -> Mapping[str, int]:

@@ -161,6 +161,8 @@ def test_the_length_of_an_answer() -> None:
     assert load.request(1, 0).output_tokens == 32
     assert load.request(1, 0, output_tokens=48).output_tokens == 48
     assert load.request(1, 0, Arrival(0, output_tokens=7), output_tokens=48).output_tokens == 7
+    for name in ("rag", "mixed:rag=1"):
+        assert load_workload(name, output_tokens=50).request(1, 0).output_tokens == 50
 
 
 def test_a_file_is_used_up_before_a_row_comes_back(tmp_path: Path) -> None:
@@ -221,6 +223,8 @@ def test_workloads_that_cannot_be_are_refused(tmp_path: Path) -> None:
         load_workload(f"file:{tmp_path / 'empty.jsonl'}", prompt_tokens=50)
     with pytest.raises(ValueError, match=r"prompt_tokens=0 must be in 1\.\."):
         load_workload("chat", prompt_tokens=0)
+    with pytest.raises(ValueError, match=r"output_tokens=0 must be in 1\.\."):
+        load_workload("chat", output_tokens=0)
     for mix, fault in [
         ("mixed:chat", "weight '' of chat"),
         ("mixed:chat=0", "weight '0' of chat"),
