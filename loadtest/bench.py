@@ -1,276 +1,167 @@
 """Measures a running lab: `python -m loadtest.bench`.
 
-Locust as a library, closed loop: stage after stage, N users each send their share of a fixed number of
-requests. Ends with a table and the path of the report. Exit codes: 0 every planned request has a record
-and every stage a completed one, 1 not so, 2 wrong usage, 3 the lab cannot be reached, 130 stopped by hand (Ctrl-C).
+Ends with a table and the path of the report. Exit codes: 0 every planned request has a record and every stage
+a completed one, 1 not so, 2 wrong usage, 3 the lab cannot be reached, 130 stopped by hand (Ctrl-C); a run that
+was stopped goes on with `--resume`.
 """
 
-# Locust patches the interpreter: it must come before whatever imports ssl or socket.
+# The runner brings Locust, which patches the interpreter: it must come before whatever imports ssl or socket.
 # isort: off
-from locust import User, constant, task
-from locust.env import Environment
-from locust.exception import StopUser
+from loadtest.runner import Runner, Stop
 # isort: on
 
-import math
+import secrets
 import signal
 import sys
-import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import click
 import gevent
 
-from loadtest import lab, report, rundir
+from loadtest import experiment, lab, report, resume, rundir
+from loadtest.ceiling import measure_ceiling
+from loadtest.client_health import ClientCeiling
 from loadtest.load import ClosedLoop
-from loadtest.locustfile import report_to_locust
-from loadtest.plan import (
-    DEFAULT_MAX_STAGE_S,
-    Plan,
-    StagePlan,
-    plan_stages,
-    read_plan,
-    time_left_s,
-    write_plan,
-)
-from loadtest.record import ClientReason, RequestRecord, to_row
+from loadtest.plan import Plan, arrivals_of, read_plan, write_plan
+from loadtest.prompt_tokens import TOKENIZER_FILE, TokenCounter, token_counter
 from loadtest.rundir import RunFile, RunInfo, RunStatus, StageRun
 from loadtest.sse_client import ClientSettings
-from loadtest.stage import Stage
-from loadtest.workload import DEFAULT_OUTPUT_TOKENS, WORKLOAD_NAMES
-from serving import machine, run_directory
-from serving.core.lane import Strategy
-from serving.progress import Say, progress
+from serving import machine, model_store, run_directory
+from serving.progress import progress
 
 EXIT_INCOMPLETE = 1
 EXIT_UNREACHABLE = 3
 EXIT_SIGNAL = 128  # plus the number of the signal, as shells have it: 130 for Ctrl-C
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+DEFAULT_URL = "http://127.0.0.1:8000"
+CEILING_S = 2.0
+CEILING_STREAMS = 32  # for a run of open loops, whose width is not known before
 
-TICK_S = 0.5
-# A line each tick suits a terminal; a log gets one each five seconds.
-PLAIN_LINE_EVERY_S = 5.0
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A run about to start, or to go on.
 
-@dataclass(slots=True)
-class Stop:
-    """Whether the run was stopped by hand, and the clients that must hear of it."""
+    Attributes:
+        info: what is known of the run; its status and duration change as it goes.
+        stages: those that ran already.
+        offset_s: where the run's clock stands.
+    """
 
-    signal: int | None = None
-    stage: Stage | None = None
+    plan: Plan
+    directory: Path
+    info: RunInfo
+    stages: tuple[StageRun, ...] = ()
+    offset_s: float = 0.0
 
     @property
-    def is_set(self) -> bool:
-        return self.signal is not None
-
-    def set(self, number: int) -> None:
-        self.signal = number
-        if self.stage is not None:
-            self.stage.stop(ClientReason.INTERRUPTED)
+    def finished(self) -> frozenset[str]:
+        return frozenset(stage.plan.key for stage in self.stages)
 
 
-MAX_CONCURRENCY = 1024  # users of one process
-MAX_STAGE_S = 86_400
-
-
-class StageUser(User):  # type: ignore[misc]
-    """A Locust user that sends its share of the stage and leaves."""
-
-    wait_time = constant(0)
-
-    @task  # type: ignore[untyped-decorator]
-    def send_share(self) -> None:
-        self.environment.stage.run_user()
-        raise StopUser
-
-
-class Bench:
-    """Runs a plan, stage after stage, and keeps every request as soon as it ended."""
-
-    def __init__(self, plan: Plan, run_id: str, requests_file: TextIO, say: Say, stop: Stop) -> None:
-        self._plan = plan
-        self._run_id = run_id
-        self._requests_file = requests_file
-        self._say = say
-        self._stop = stop
-        self._started_at_s = time.perf_counter()
-        self._environment = Environment(user_classes=[StageUser])
-        self._runner = self._environment.create_local_runner()
-        self._line_every_s = TICK_S if sys.stderr.isatty() else PLAIN_LINE_EVERY_S
-        self.num_records = 0
-
-    def clock(self) -> float:
-        """Seconds since the run started."""
-        return time.perf_counter() - self._started_at_s
-
-    def run(self) -> tuple[StageRun, ...]:
-        """Run the stages in order, until the last or until stopped."""
-        done: list[StageRun] = []
-        warm_lanes: set[str] = set()
-        for number, stage in enumerate(self._plan.stages):
-            if self._stop.is_set:
-                break
-            if stage.lane not in warm_lanes:
-                warm_lanes.add(stage.lane)
-                self._warm_up(stage)
-            if not self._stop.is_set:
-                done.append(self._run_stage(number, stage))
-        self._runner.quit()
-        return tuple(done)
-
-    def _warm_up(self, plan: StagePlan) -> None:
-        self._say(f"lane {plan.lane}: one request to warm up")
-        stage = Stage(self._plan, plan, self._run_id, self.clock, self._keep)
-        self._stop.stage = stage
-        stage.warm_up()
-        self._stop.stage = None
-
-    def _run_stage(self, number: int, plan: StagePlan) -> StageRun:
-        before = lab.scrape(self._plan.base_url)
-        stage = Stage(self._plan, plan, self._run_id, self.clock, self._keep_and_count)
-        self._environment.stage = stage
-        self._stop.stage = stage
-        started_at_s = self.clock()
-        assert isinstance(plan.load, ClosedLoop)
-        self._runner.start(plan.load.users, spawn_rate=plan.load.users)
-        self._watch(number, stage, started_at_s)
-        finished_at_s = self.clock()
-        self._runner.stop()
-        self._stop.stage = None
-        counted = self._environment.stats.get("E2E", plan.key)
-        return StageRun(
-            plan=plan,
-            started_at_s=started_at_s,
-            finished_at_s=finished_at_s,
-            is_cut=stage.stop_reason is not None,
-            before=before,
-            after=lab.scrape(self._plan.base_url),
-            locust_requests=counted.num_requests,
-            locust_failures=counted.num_failures,
-        )
-
-    def _watch(self, number: int, stage: Stage, started_at_s: float) -> None:
-        said_at_s = float("-inf")
-        while not stage.done.is_set():
-            now_s = self.clock()
-            if stage.stop_reason is None and now_s - started_at_s > stage.plan.max_stage_s:
-                stage.stop(ClientReason.STAGE_TIME_UP)
-            if now_s - said_at_s >= self._line_every_s:
-                said_at_s = now_s
-                self._say(self._progress_text(number, stage, now_s))
-            stage.done.wait(TICK_S)
-
-    def _progress_text(self, number: int, stage: Stage, now_s: float) -> str:
-        stages = self._plan.stages
-        share = stage.num_finished / stage.plan.requests
-        left_s = time_left_s(stages, number, share, now_s)
-        return (
-            f"stage {number + 1} of {len(stages)}: {stage.plan.lane}, {stage.plan.workload}, "
-            f"{stage.plan.load.label}: {stage.num_finished} of {stage.plan.requests} requests; "
-            f"about {left_s:.0f} s left"
-        )
-
-    def _keep(self, record: RequestRecord) -> None:
-        self._requests_file.write(to_row(record) + "\n")
-        self._requests_file.flush()
-
-    def _keep_and_count(self, record: RequestRecord) -> None:
-        self._keep(record)
-        self.num_records += 1
-        label = record.label
-        report_to_locust(self._environment, label.stage, record)
-
-
-def _names(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
-    names = tuple(part.strip() for part in value.split(",") if part.strip()) if value else ()
-    if value is not None and not names:
+def _names(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    names = tuple(part.strip() for part in value.split(",") if part.strip())
+    if not names:
         raise click.BadParameter(f"{value!r} names nothing")
     return names
 
 
-def _levels(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
+def _levels(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
     try:
-        levels = tuple(int(name) for name in _names(context, parameter, value))
+        names = _names(context, parameter, value)
+        return None if names is None else tuple(int(name) for name in names)
     except ValueError:
         raise click.BadParameter(f"{value!r} is not a list of whole numbers, such as 1,4,8") from None
-    if min(levels) < 1 or max(levels) > MAX_CONCURRENCY:
-        raise click.BadParameter(f"{value!r}: each level must be in 1..{MAX_CONCURRENCY}")
-    return tuple(sorted(set(levels)))
-
-
-def _finite(_context: click.Context, _parameter: click.Parameter, value: float) -> float:
-    if math.isnan(value):
-        raise click.BadParameter("nan is no time")
-    return value
 
 
 @click.command(
-    context_settings={"help_option_names": ["-h", "--help"]}, help="Measure a running lab and write a report."
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Measure a running lab and write a report. Flags go before the keys of an experiment file.",
 )
-@click.option("--base-url", help="Where the lab is.  [default: that of the plan, or http://127.0.0.1:8000]")
-@click.option("--lanes", callback=_names, help="Lanes, with commas.  [default: all, in the lab's order]")
-@click.option("--workloads", callback=_names, default=",".join(WORKLOAD_NAMES), show_default=True)
-@click.option("--concurrency", callback=_levels, default="1,4,8", show_default=True, help="Users at once.")
-@click.option("--output-tokens", type=click.IntRange(2), default=DEFAULT_OUTPUT_TOKENS, show_default=True)
+@click.option("--base-url", help=f"Where the lab is.  [default: that of the plan, or {DEFAULT_URL}]")
 @click.option(
-    "--max-stage-s",
-    type=click.FloatRange(0.1, MAX_STAGE_S),
-    callback=_finite,
-    default=DEFAULT_MAX_STAGE_S,
-    show_default=True,
-    help="Cut a stage then.",
+    "--experiment",
+    "experiment_file",
+    type=click.Path(path_type=Path),
+    help="YAML, such as deploy/experiments/*.",
 )
-@click.option("--name", default="bench", show_default=True, help="Last part of the run's directory.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Order of the prompts.")
+@click.option("--lanes", callback=_names, help="Lanes, with commas.  [default: all, in the lab's order]")
+@click.option("--workloads", callback=_names, help="[default: copy,story]")
+@click.option(
+    "--load",
+    "loads",
+    multiple=True,
+    help="A load, such as 8, closed:8,think=2s, poisson:2/s,60s or trace:FILE,speed=2; may be repeated.",
+)
+@click.option(
+    "--concurrency", callback=_levels, help="Users at once.  [default: 1,4,8 where no load is given]"
+)
+@click.option("--repeats", type=int, help="How often each stage runs.  [default: 1]")
+@click.option("--output-tokens", type=int, help="Length of each answer.  [default: 48]")
+@click.option("--prompt-tokens", type=int, help="Size of each prompt.  [default: the workload's own]")
+@click.option("--tokenizer", help="File or directory that counts them.  [default: the served model's]")
+@click.option("--slo", help="Objective, such as ttft_p95<2s,tpot_p95<300ms.")
+@click.option(
+    "--stop-early/--no-stop-early",
+    default=None,
+    help="End a stage when the objective can no longer be attained.",
+)
+@click.option(
+    "--warmup-s", type=float, help="First part of an open loop, which no figure counts.  [default: 0]"
+)
+@click.option(
+    "--max-stage-s", type=float, help="Cut a stage then.  [default: 180, or an open loop's length and 60]"
+)
+@click.option("--seed", type=int, help="Of prompts and arrivals.  [default: a fresh one, printed and stored]")
+@click.option("--name", help="Last part of the run's directory.  [default: bench]")
 @click.option("--runs-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True)
 @click.option(
-    "--plan", "plan_file", type=click.Path(path_type=Path), help="Run this plan; only --base-url counts."
+    "--plan",
+    "plan_file",
+    type=click.Path(path_type=Path),
+    help="Run this plan, stage by stage; only --base-url counts.",
+)
+@click.option(
+    "--resume",
+    "resume_dir",
+    type=click.Path(path_type=Path),
+    help="Go on with a run that was stopped, in its directory.",
 )
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
     help="Directory of the run.  [default: <runs-dir>/<time>-<name>]",
 )
+@click.option(
+    "--ceiling/--no-ceiling", default=True, help="Measure first what this client can do; takes about 3 s."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON instead of the table.")
 def main(
     base_url: str | None,
-    lanes: tuple[str, ...],
-    workloads: tuple[str, ...],
-    concurrency: tuple[int, ...],
-    output_tokens: int,
-    max_stage_s: float,
-    name: str,
-    seed: int,
+    experiment_file: Path | None,
     runs_dir: Path,
     plan_file: Path | None,
+    resume_dir: Path | None,
     out: Path | None,
+    ceiling: bool,
     as_json: bool,
+    **flags: Any,
 ) -> None:
+    given = {key: value for key, value in flags.items() if value is not None and value != ()}
     try:
-        given = read_plan(plan_file) if plan_file else None
-        url = base_url or (given.base_url if given else "http://127.0.0.1:8000")
-        ClientSettings(url)  # says what is wrong with an address before anything is asked of it
-        description = lab.describe_lab(url)
-        if given:
-            plan = replace(given, base_url=url)
+        _refuse_together(experiment_file, plan_file, resume_dir, out, given)
+        if resume_dir is not None:
+            job = _resumed(resume_dir, base_url)
         else:
-            plan = Plan(
-                base_url=url,
-                model=description["model"]["name"],
-                stages=plan_stages(
-                    _choose_lanes(description, lanes), workloads, concurrency, output_tokens, max_stage_s
-                ),
-                name=name,
-                seed=seed,
-                output_tokens=output_tokens,
-            )
-        started_at = datetime.now(UTC)
-        directory = _make_directory(out, runs_dir, plan.name, started_at)
-        run_directory.point_latest_at(directory)
+            job = _fresh(plan_file, experiment_file, given, base_url, out, runs_dir)
+        run_directory.point_latest_at(job.directory.resolve())
     except lab.LabError as error:
         click.echo(f"{error}\nIs the lab up? `tandem up` starts it.", err=True)
         sys.exit(EXIT_UNREACHABLE)
@@ -279,16 +170,94 @@ def main(
     except OSError as error:
         where = f"{error.filename}: {error.strerror}"
         raise click.UsageError(f"the run's directory cannot be made: {where} (--out, --runs-dir)") from None
-    sys.exit(_run(plan, directory, started_at, description, as_json))
+    sys.exit(_run(job, ceiling, as_json))
 
 
-def _choose_lanes(description: Mapping[str, Any], wanted: tuple[str, ...]) -> list[tuple[str, Strategy]]:
-    """The lanes to measure with their strategies; all of the lab's, in its order, unless some were named."""
-    known = {lane["name"]: Strategy(lane["strategy"]) for lane in description["config"]["lanes"]}
-    for lane in wanted:
-        if lane not in known:
-            raise ValueError(f"lane {lane!r} is not in the lab, which has {', '.join(known)} (--lanes)")
-    return [(lane, known[lane]) for lane in wanted or known]
+def _refuse_together(
+    experiment_file: Path | None,
+    plan_file: Path | None,
+    resume_dir: Path | None,
+    out: Path | None,
+    flags: Mapping[str, Any],
+) -> None:
+    """Refuse what would be ignored.
+
+    Raises:
+        ValueError: options contradict each other; the text names them.
+    """
+    whole = {"--plan": plan_file, "--resume": resume_dir}
+    for option, value in whole.items():
+        others = {"--experiment": experiment_file, **whole} | {_option(key): flags[key] for key in flags}
+        if option == "--resume":
+            others["--out"] = out
+        if value is not None and (
+            set_too := [name for name in others if name != option and others[name] is not None]
+        ):
+            raise ValueError(
+                f"{option} says all there is to do; {', '.join(set_too)} cannot be given with it"
+            )
+
+
+def _option(key: str) -> str:
+    return "--load" if key == "loads" else "--" + key.replace("_", "-")
+
+
+def _fresh(
+    plan_file: Path | None,
+    experiment_file: Path | None,
+    flags: Mapping[str, Any],
+    base_url: str | None,
+    out: Path | None,
+    runs_dir: Path,
+) -> Job:
+    """A run of its own, in a directory of its own.
+
+    Raises:
+        ValueError: the plan, the experiment or the flags ask for what cannot be done.
+        LabError: the lab cannot be reached.
+    """
+    given = read_plan(plan_file) if plan_file else None
+    url = base_url or (given.base_url if given else DEFAULT_URL)
+    ClientSettings(url)  # says what is wrong with an address before anything is asked of it
+    asked = None
+    if given is None:
+        keys = experiment.read_file(experiment_file) if experiment_file else {}
+        origin = f"{experiment_file} and flags" if experiment_file else "flags"
+        asked = experiment.check(keys | dict(flags), origin)
+    description = lab.describe_lab(url)
+    if asked is not None:
+        plan = experiment.make_plan(asked, url, description, secrets.randbelow(experiment.MAX_SEED))
+    else:
+        assert given is not None
+        plan = replace(given, base_url=url)
+        for stage in plan.stages:
+            if not isinstance(stage.load, ClosedLoop):
+                arrivals_of(stage, plan.seed)
+    now = datetime.now(UTC)
+    directory = _make_directory(out, runs_dir, plan.name, now)
+    write_plan(plan, directory / rundir.PLAN_FILE)
+    (directory / rundir.REQUESTS_FILE).touch()
+    return Job(plan, directory, _info(plan, directory, now, description))
+
+
+def _resumed(directory: Path, base_url: str | None) -> Job:
+    """A run that goes on; what its unfinished stage left is dropped.
+
+    Raises:
+        ValueError: the run cannot go on, or not on this lab.
+        LabError: the lab cannot be reached.
+    """
+    url = base_url or read_plan(directory / rundir.PLAN_FILE).base_url
+    ClientSettings(url)
+    past = resume.read_past(directory, lab.describe_lab(url))
+    dropped = resume.drop_unfinished(directory, past.finished)
+    click.echo(
+        f"{directory}: {len(past.run.stages)} of {len(past.plan.stages)} stages have run; "
+        f"{dropped} records of unfinished ones are dropped",
+        err=True,
+    )
+    info = replace(past.run.run, base_url=url, parts=past.part)
+    return Job(replace(past.plan, base_url=url), directory, info, past.run.stages, past.offset_s)
 
 
 def _make_directory(out: Path | None, runs_dir: Path, name: str, started_at: datetime) -> Path:
@@ -300,59 +269,110 @@ def _make_directory(out: Path | None, runs_dir: Path, name: str, started_at: dat
     return out
 
 
-def _run(
-    plan: Plan, directory: Path, started_at: datetime, description: Mapping[str, Any], as_json: bool
-) -> int:
-    """Run the plan, write the run and its report, and return the exit code."""
+def _run(job: Job, with_ceiling: bool, as_json: bool) -> int:
+    """Run what is left of the plan, write run and report, and return the exit code."""
+    plan = job.plan
+    todo = replace(plan, stages=tuple(stage for stage in plan.stages if stage.key not in job.finished))
     click.echo(
-        f"{len(plan.stages)} stages, {plan.num_requests} requests of {plan.output_tokens} tokens; "
-        f"about {plan.estimated_s:.0f} s expected",
+        f"{len(todo.stages)} stages, {todo.num_requests} requests of {plan.output_tokens} tokens; "
+        f"about {todo.estimated_s:.0f} s expected, at most {todo.max_s:.0f} s by the time boxes; seed {plan.seed}",
         err=True,
     )
-    write_plan(plan, directory / rundir.PLAN_FILE)
     stop = Stop()
-    watchers = [gevent.signal_handler(number, stop.set, number) for number in STOP_SIGNALS]
     with progress() as say:
-        with (directory / rundir.REQUESTS_FILE).open("w", encoding="utf-8") as requests_file:
-            bench = Bench(plan, directory.name, requests_file, say, stop)
-            stages = bench.run()
-            duration_s = bench.clock()
-        # From here on a signal ends the program at once: no request is in flight, the records are written.
-        for number, watcher in zip(STOP_SIGNALS, watchers, strict=True):
-            watcher.cancel()
-            signal.signal(number, signal.SIG_DFL)
+        counter = _token_counter(plan, job.info.model)
+        info = replace(job.info, token_counter=counter.name)
+        if with_ceiling and info.ceiling is None:
+            say("measuring what this client can do")
+            info = replace(info, ceiling=_measure_ceiling(plan))
+        if info.parts == 1:
+            info = replace(info, started_at=datetime.now(UTC).isoformat(timespec="milliseconds"))
+        stages = list(job.stages)
+        with _told_of_signals(stop):
+            requests_path = job.directory / rundir.REQUESTS_FILE
+            with Runner(
+                plan,
+                info.id,
+                requests_path,
+                say,
+                stop,
+                counter=counter,
+                part=info.parts,
+                offset_s=job.offset_s,
+            ) as runner:
+                began_at_s = runner.clock()
+
+                def save(status: RunStatus) -> None:
+                    spent_s = job.info.duration_s + runner.clock() - began_at_s
+                    rundir.write_run(
+                        RunFile(replace(info, duration_s=spent_s, status=status), tuple(stages)),
+                        job.directory,
+                    )
+
+                save(RunStatus.RUNNING)
+                for measured in runner.run_all(job.finished):
+                    stages.append(measured.run)
+                    save(RunStatus.RUNNING)
+                status = _status(stop, plan, stages)
+                save(status)
         say("writing the report")
-        status = _status(stop, bench.num_records, plan)
-        info = _info(plan, directory, started_at, duration_s, status, description)
-        rundir.write_run(RunFile(info, stages), directory)
-        summary = report.build(directory)
-    report.show(summary, directory, as_json)
+        summary = report.build(job.directory)
+    report.show(summary, job.directory, as_json)
     if stop.signal is not None:
+        click.echo(f"tandem bench --resume {job.directory} goes on with it", err=True)
         return EXIT_SIGNAL + stop.signal
     has_empty_stage = any(stage.requests == stage.failures for stage in summary.stages)
     return EXIT_INCOMPLETE if has_empty_stage or status is not RunStatus.COMPLETE else 0
 
 
-def _status(stop: Stop, num_records: int, plan: Plan) -> RunStatus:
+@contextmanager
+def _told_of_signals(stop: Stop) -> Iterator[None]:
+    """Let signals stop the run in good order meanwhile.
+
+    Afterwards they end the program at once: no request is in flight, the records are written.
+    """
+    watchers = [gevent.signal_handler(number, stop.set, number) for number in STOP_SIGNALS]
+    try:
+        yield
+    finally:
+        for number, watcher in zip(STOP_SIGNALS, watchers, strict=True):
+            watcher.cancel()
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _token_counter(plan: Plan, model: Mapping[str, Any]) -> TokenCounter:
+    """The tokenizer of the plan, else that of the served model where it lies on this machine, else an estimate.
+
+    Raises:
+        ValueError: the plan names a place without a tokenizer.
+    """
+    if plan.tokenizer is not None:
+        return token_counter(Path(plan.tokenizer))
+    directory = model_store.directory_of(model["path"])
+    return token_counter(directory if (directory / TOKENIZER_FILE).is_file() else None)
+
+
+def _measure_ceiling(plan: Plan) -> ClientCeiling:
+    """What this client can do at the run's own width, where that is known: users of its widest closed loop."""
+    users = [stage.load.users for stage in plan.stages if isinstance(stage.load, ClosedLoop)]
+    return measure_ceiling(streams=max(users, default=CEILING_STREAMS), duration_s=CEILING_S)
+
+
+def _status(stop: Stop, plan: Plan, stages: list[StageRun]) -> RunStatus:
     if stop.is_set:
         return RunStatus.INTERRUPTED
-    return RunStatus.COMPLETE if num_records == plan.num_requests else RunStatus.INCOMPLETE
+    counted = {stage.plan.key: stage.locust_requests for stage in stages}
+    is_complete = all(counted.get(stage.key) == stage.requests for stage in plan.stages)
+    return RunStatus.COMPLETE if is_complete else RunStatus.INCOMPLETE
 
 
-def _info(
-    plan: Plan,
-    directory: Path,
-    started_at: datetime,
-    duration_s: float,
-    status: RunStatus,
-    description: Mapping[str, Any],
-) -> RunInfo:
+def _info(plan: Plan, directory: Path, started_at: datetime, description: Mapping[str, Any]) -> RunInfo:
     return RunInfo(
         id=directory.name,
         name=plan.name,
-        started_at=started_at.isoformat(timespec="seconds"),
-        duration_s=duration_s,
-        status=status,
+        started_at=started_at.isoformat(timespec="milliseconds"),
+        duration_s=0.0,
+        status=RunStatus.RUNNING,
         seed=plan.seed,
         output_tokens=plan.output_tokens,
         planned_requests=plan.num_requests,
@@ -362,6 +382,7 @@ def _info(
         config=description["config"],
         model=description["model"],
         replicas=description["replicas"],
+        slo=plan.slo,
     )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from loadtest.load import ClosedLoop, Load
+from loadtest.arrivals import schedule
+from loadtest.load import Arrival, ClosedLoop, Load, OpenLoop, TraceReplay
+from loadtest.slo import parse_slo
 from loadtest.workload import load_workload
 from serving.core.lane import Strategy
 
@@ -20,6 +22,16 @@ ASSUMED_STEP_PER_REQUEST_S = 0.002
 ASSUMED_PREFILL_S = 0.1
 
 DEFAULT_MAX_STAGE_S = 180.0
+# An open loop's own time box: its schedule, and this long for the answers that are still under way.
+DRAIN_S = 60.0
+
+MAX_USERS = 1024  # of one process
+MAX_REQUESTS = 1_000_000  # of one stage
+MAX_STAGE_S = 86_400.0
+MAX_STAGES = 1_000
+MAX_OUTPUT_TOKENS = 131_072
+MAX_PROMPT_TOKENS = 1_048_576
+MAX_TIMEOUT_S = 3_600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +40,16 @@ class StagePlan:
 
     Attributes:
         load: users in a closed loop, arrivals at a rate, or a trace.
-        requests: how many are sent in all; in a closed loop at least one for each user.
-        first_prompt: number of the first prompt; the stage uses `requests` prompts from there on.
+        requests: how many are sent and counted; in a closed loop at least one for each user.
+        first_prompt: number of the first prompt; the stage uses the next ones from there on.
         max_stage_s: time box; a stage that reaches it is cut and marked.
         estimated_s: how long it should take.
         repeat: 0 for the first time this stage runs, 1 for the second, and so on.
+        warmup_requests: the first arrivals of an open loop, sent before `requests` and left out of every figure.
+        stop_early: end it as soon as the plan's SLO can no longer be attained.
     """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     lane: str
     workload: str
@@ -43,18 +59,28 @@ class StagePlan:
     max_stage_s: float = DEFAULT_MAX_STAGE_S
     estimated_s: float = 10.0
     repeat: int = 0
+    warmup_requests: int = 0
+    stop_early: bool = False
 
     def __post_init__(self) -> None:
         load_workload(self.workload)
-        fewest = self.load.users if isinstance(self.load, ClosedLoop) else 1
-        if self.requests < fewest:
+        users = self.load.users if isinstance(self.load, ClosedLoop) else 1
+        self._check("users", users, 1, MAX_USERS)
+        if self.requests < users:
             raise ValueError(
-                f"stage {self.key}: requests={self.requests} is below {fewest}: some users would send nothing"
+                f"stage {self.key}: requests={self.requests} is below {users}: some users would send nothing"
             )
-        if self.first_prompt < 0:
-            raise ValueError(f"stage {self.key}: first_prompt={self.first_prompt} must be at least 0")
-        if self.max_stage_s <= 0:
-            raise ValueError(f"stage {self.key}: max_stage_s={self.max_stage_s} must be above 0")
+        self._check("requests", self.requests, 1, MAX_REQUESTS)
+        self._check("first_prompt", self.first_prompt, 0, 10**9)
+        self._check("max_stage_s", self.max_stage_s, 0.1, MAX_STAGE_S)
+        self._check("estimated_s", self.estimated_s, 0, math.inf)
+        self._check("repeat", self.repeat, 0, MAX_STAGES)
+        most_warmup = 0 if isinstance(self.load, ClosedLoop) else MAX_REQUESTS
+        self._check("warmup_requests", self.warmup_requests, 0, most_warmup)
+
+    def _check(self, name: str, value: float, lowest: float, highest: float) -> None:
+        if not lowest <= value <= highest:  # not a number is outside too
+            raise ValueError(f"stage {self.key}: {name}={value} must be in {lowest:g}..{highest:g}")
 
     @property
     def group(self) -> str:
@@ -65,10 +91,26 @@ class StagePlan:
     def key(self) -> str:
         return self.group + (f"/repeat {self.repeat + 1}" if self.repeat else "")
 
+    @property
+    def prompts_end(self) -> int:
+        """Number just past the last prompt that the stage uses."""
+        return self.first_prompt + self.warmup_requests + self.requests
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A whole load run: stages in the order they run, one after another."""
+    """A whole load run: stages in the order they run, one after another.
+
+    Attributes:
+        stages: empty for a capacity search, which plans as it goes.
+        seed: of prompts and arrivals.
+        output_tokens: length of an answer, where a workload's text or a trace does not give its own.
+        slo: the objective, in the form `loadtest.slo` reads.
+        prompt_tokens: size of a prompt, where a trace does not give its own; None: the workload's own.
+        tokenizer: file or model directory that counts them; None: the served model's if it is at hand.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     base_url: str
     model: str
@@ -78,12 +120,24 @@ class Plan:
     output_tokens: int = 48
     connect_timeout_s: float = 5
     idle_timeout_s: float = 300
+    slo: str | None = None
+    prompt_tokens: int | None = None
+    tokenizer: str | None = None
 
     def __post_init__(self) -> None:
-        if not self.stages:
-            raise ValueError("the plan has no stages")
-        if self.output_tokens < 2:
-            raise ValueError(f"output_tokens={self.output_tokens} must be at least 2: one token has no TPOT")
+        if len(self.stages) > MAX_STAGES:
+            raise ValueError(f"{len(self.stages)} stages are more than {MAX_STAGES}")
+        if not 2 <= self.output_tokens <= MAX_OUTPUT_TOKENS:
+            raise ValueError(
+                f"output_tokens={self.output_tokens} must be in 2..{MAX_OUTPUT_TOKENS}: one token has no TPOT"
+            )
+        if self.prompt_tokens is not None and not 1 <= self.prompt_tokens <= MAX_PROMPT_TOKENS:
+            raise ValueError(f"prompt_tokens={self.prompt_tokens} must be in 1..{MAX_PROMPT_TOKENS}")
+        for name in ("connect_timeout_s", "idle_timeout_s"):
+            if not 0 < getattr(self, name) <= MAX_TIMEOUT_S:
+                raise ValueError(f"{name}={getattr(self, name)} must be above 0, at most {MAX_TIMEOUT_S:g}")
+        if self.slo is not None:
+            parse_slo(self.slo)
         keys = [stage.key for stage in self.stages]
         if doubled := sorted({key for key in keys if keys.count(key) > 1}):
             raise ValueError(f"stage {doubled[0]} is planned twice")
@@ -102,6 +156,33 @@ class Plan:
     def estimated_s(self) -> float:
         return sum(stage.estimated_s for stage in self.stages)
 
+    @property
+    def max_s(self) -> float:
+        """The longest that the stages may take: the sum of their time boxes."""
+        return sum(stage.max_stage_s for stage in self.stages)
+
+
+def schedule_seed(stage: StagePlan, seed: int) -> str:
+    """The lane has no part in it: lanes get the same arrivals, repeats get others."""
+    return f"{seed}/{stage.workload}/{stage.load.label}/{stage.repeat}"
+
+
+def arrivals_of(stage: StagePlan, seed: int) -> tuple[Arrival, ...]:
+    """What an open loop or a trace sends when, warm-up first.
+
+    Raises:
+        ValueError: the schedule holds fewer requests than the plan.
+    """
+    assert not isinstance(stage.load, ClosedLoop)
+    planned = stage.warmup_requests + stage.requests
+    arrivals = schedule(stage.load, schedule_seed(stage, seed))
+    if len(arrivals) < planned:
+        raise ValueError(
+            f"stage {stage.key}: {planned} requests are planned (requests, warmup_requests), "
+            f"but its schedule of seed {seed} holds {len(arrivals)}"
+        )
+    return arrivals[:planned]
+
 
 _ADAPTER = TypeAdapter(Plan)
 
@@ -113,12 +194,15 @@ def read_plan(path: Path) -> Plan:
         ValueError: with the file, the field and the fault.
     """
     try:
-        return _ADAPTER.validate_json(path.read_bytes())
+        plan = _ADAPTER.validate_json(path.read_bytes())
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
     except ValidationError as error:
         faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
         raise ValueError(f"{path}: {'; '.join(faults)}") from None
+    if not plan.stages:
+        raise ValueError(f"{path}: stages: the plan has none")
+    return plan
 
 
 def write_plan(plan: Plan, path: Path) -> None:
@@ -128,32 +212,101 @@ def write_plan(plan: Plan, path: Path) -> None:
 def plan_stages(
     lanes: Sequence[tuple[str, Strategy]],
     workloads: Sequence[str],
-    levels: Sequence[int],
+    loads: Sequence[Load],
+    *,
     output_tokens: int,
-    max_stage_s: float = DEFAULT_MAX_STAGE_S,
+    seed: int,
+    repeats: int = 1,
+    max_stage_s: float | None = None,
+    warmup_s: float = 0.0,
+    stop_early: bool = False,
 ) -> tuple[StagePlan, ...]:
-    """Each lane through each workload at each level of concurrency, lane by lane.
+    """Each lane through each workload under each load, as often as `repeats` says.
 
-    Prompts depend on the level and not on the lane: lanes do the same work, levels do different work.
+    Lanes take turns within each load, and the whole round is repeated: a machine that gets slower over the
+    run does so for all of them. Prompts depend on load and repeat and not on the lane: lanes do the same
+    work, loads and repeats do different work.
+
+    Args:
+        max_stage_s: time box of each stage; None: `DEFAULT_MAX_STAGE_S`, or an open loop's length and `DRAIN_S`.
+        warmup_s: the first part of an open loop, which no figure counts.
+
+    Raises:
+        ValueError: a load does not fit its time box, or is over before its warm-up is.
     """
-    first_prompts = {}
-    used = 0
-    for level in levels:
-        first_prompts[level] = used
-        used += num_requests(Strategy.BATCHED, level)
-    return tuple(
-        StagePlan(
-            lane=lane,
-            workload=workload,
-            load=ClosedLoop(level),
-            requests=num_requests(strategy, level),
-            first_prompt=first_prompts[level],
-            max_stage_s=max_stage_s,
-            estimated_s=estimate_s(strategy, level, num_requests(strategy, level), output_tokens),
+    stages: list[StagePlan] = []
+    first_prompt = 0
+    for repeat in range(repeats):
+        for load in loads:
+            now = [
+                replace(
+                    plan_closed(lane, strategy, workload, load, output_tokens, max_stage_s)
+                    if isinstance(load, ClosedLoop)
+                    else plan_open(lane, workload, load, output_tokens, seed, repeat, max_stage_s, warmup_s),
+                    first_prompt=first_prompt,
+                    repeat=repeat,
+                    stop_early=stop_early,
+                )
+                for workload in workloads
+                for lane, strategy in lanes
+            ]
+            stages += now
+            first_prompt = max(stage.prompts_end for stage in now)
+    return tuple(stages)
+
+
+def plan_closed(
+    lane: str,
+    strategy: Strategy,
+    workload: str,
+    load: ClosedLoop,
+    output_tokens: int,
+    max_stage_s: float | None = None,
+) -> StagePlan:
+    """A stage of users; their number says how many requests it has."""
+    requests = num_requests(strategy, load.users)
+    thinking_s = load.think_time_s * (math.ceil(requests / load.users) - 1)
+    return StagePlan(
+        lane,
+        workload,
+        load,
+        requests,
+        max_stage_s=max_stage_s or DEFAULT_MAX_STAGE_S,
+        estimated_s=thinking_s + estimate_s(strategy, load.users, requests, output_tokens),
+    )
+
+
+def plan_open(
+    lane: str,
+    workload: str,
+    load: OpenLoop | TraceReplay,
+    output_tokens: int,
+    seed: int,
+    repeat: int = 0,
+    max_stage_s: float | None = None,
+    warmup_s: float = 0.0,
+) -> StagePlan:
+    """A stage of arrivals: all that the schedule of this seed and repeat holds.
+
+    Raises:
+        ValueError: it does not fit its time box, or is over before its warm-up is.
+    """
+    stage = StagePlan(lane, workload, load, requests=1, repeat=repeat)
+    arrivals = schedule(load, schedule_seed(stage, seed))
+    warmup_requests = sum(arrival.at_s < warmup_s for arrival in arrivals)
+    if warmup_requests == len(arrivals):
+        raise ValueError(
+            f"stage {stage.key}: none of its {len(arrivals)} requests comes after warmup_s={warmup_s:g}"
         )
-        for lane, strategy in lanes
-        for workload in workloads
-        for level in levels
+    length_s = load.duration_s if isinstance(load, OpenLoop) else arrivals[-1].at_s
+    if max_stage_s is not None and max_stage_s < length_s:
+        raise ValueError(f"stage {stage.key}: takes {length_s:g} s, more than max_stage_s={max_stage_s:g}")
+    return replace(
+        stage,
+        requests=len(arrivals) - warmup_requests,
+        warmup_requests=warmup_requests,
+        max_stage_s=max_stage_s or length_s + DRAIN_S,
+        estimated_s=length_s + estimate_s(Strategy.BATCHED, 1, 1, output_tokens),
     )
 
 

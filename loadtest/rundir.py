@@ -44,6 +44,7 @@ class RunInfo:
         slo: the objective, in the form `loadtest.slo` reads.
         search: how a sweep searched; each lane's first guess is the rate of its first stage.
         ceiling: what this client could read on this machine just before the run.
+        token_counter: how the tokens of prompts were counted.
         parts: 1, and one more for each time the run was stopped and went on; `duration_s` leaves the pauses out.
     """
 
@@ -65,6 +66,7 @@ class RunInfo:
     ceiling: ClientCeiling | None = None
     search: SearchSettings | None = None
     parts: int = 1
+    token_counter: str = "estimate"
 
 
 @dataclass(frozen=True, slots=True)

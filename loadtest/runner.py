@@ -1,0 +1,219 @@
+"""Runs stages with Locust as a library, one after another, and keeps every request as soon as it ended."""
+
+# Locust patches the interpreter: it must come before whatever imports ssl or socket.
+# isort: off
+from locust import User, constant, task
+from locust.env import Environment
+from locust.exception import StopUser
+# isort: on
+
+import resource
+import sys
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from loadtest import lab
+from loadtest.client_health import HealthMonitor
+from loadtest.locust_stats import report_to_locust
+from loadtest.plan import Plan, StagePlan, time_left_s
+from loadtest.prompt_tokens import BYTE_ESTIMATE, TokenCounter
+from loadtest.record import ClientReason, RequestRecord, to_row
+from loadtest.rundir import StageRun
+from loadtest.slo import parse_slo
+from loadtest.stage import MAX_IN_FLIGHT, Sender, Stage, WarmUp, make_stage
+from serving.progress import Say
+
+TICK_S = 0.5
+# A line each tick suits a terminal; a log gets one each five seconds.
+PLAIN_LINE_EVERY_S = 5.0
+FILES_BESIDE_CONNECTIONS = 256
+
+
+@dataclass(slots=True)
+class Stop:
+    """Whether the run was stopped by hand, and the stage that must hear of it."""
+
+    signal: int | None = None
+    stage: Stage | None = None
+
+    @property
+    def is_set(self) -> bool:
+        return self.signal is not None
+
+    def set(self, number: int) -> None:
+        self.signal = number
+        if self.stage is not None:
+            self.stage.stop(ClientReason.INTERRUPTED)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredStage:
+    """A stage that ran, and its records, warm-up included."""
+
+    run: StageRun
+    records: tuple[RequestRecord, ...]
+
+
+class StageUser(User):  # type: ignore[misc]
+    """A Locust user that does its part of the stage and leaves."""
+
+    wait_time = constant(0)
+
+    @task  # type: ignore[untyped-decorator]
+    def do_part(self) -> None:
+        self.environment.stage.run_user()
+        raise StopUser
+
+
+class Runner:
+    """Runs stages against one lab. Use it as a context: leaving it closes the file of records.
+
+    Args:
+        plan: what all stages share; its list of stages need not hold those that are run.
+        run_id: salts the prompts.
+        part: 1, or 2 and so on for a run that goes on after a pause; ids of requests begin with run and part.
+        counter: counts the tokens of prompts.
+        requests_path: records are appended here, each when its request ended.
+        offset_s: where the clock of the run stands, for a run that goes on after a pause.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        run_id: str,
+        requests_path: Path,
+        say: Say,
+        stop: Stop,
+        *,
+        counter: TokenCounter = BYTE_ESTIMATE,
+        part: int = 1,
+        offset_s: float = 0.0,
+    ) -> None:
+        self._plan = plan
+        self._slo = None if plan.slo is None else parse_slo(plan.slo)
+        self._say = say
+        self._stop = stop
+        self._zero_s = time.perf_counter() - offset_s
+        self._began_at_s = offset_s
+        id_prefix = run_id if part == 1 else f"{run_id}.{part}"
+        self._sender = Sender(plan, id_prefix, run_id, self.clock, counter)
+        self._requests = requests_path.open("a", encoding="utf-8")
+        # A fault of ours in a user must end the user, not send its share a second time.
+        self._environment = Environment(user_classes=[StageUser], catch_exceptions=False)
+        self._runner = self._environment.create_local_runner()
+        self._max_in_flight = min(MAX_IN_FLIGHT, _allow_open_files(MAX_IN_FLIGHT + FILES_BESIDE_CONNECTIONS))
+        self._line_every_s = TICK_S if sys.stderr.isatty() else PLAIN_LINE_EVERY_S
+        self._warm_lanes: set[str] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._runner.quit()
+        self._requests.close()
+
+    def clock(self) -> float:
+        """Seconds since the run started."""
+        return time.perf_counter() - self._zero_s
+
+    def run_all(self, finished: Collection[str] = ()) -> Iterator[MeasuredStage]:
+        """Run the plan's stages in order, but those whose key is in `finished`, until the last or until stopped."""
+        todo = [stage for stage in self._plan.stages if stage.key not in finished]
+        for number, stage in enumerate(todo):
+            if self._stop.is_set:
+                return
+            measured = self.run_stage(stage, todo, number)
+            if measured is not None:
+                yield measured
+
+    def run_stage(
+        self, plan: StagePlan, todo: Collection[StagePlan] = (), number: int = 0
+    ) -> MeasuredStage | None:
+        """Run one stage; the first of a lane is preceded by a request that no figure counts.
+
+        Args:
+            todo, number: the stages that are to run and the place of this one among them, for progress.
+
+        Returns:
+            None when the run was stopped before the stage began.
+        """
+        if plan.lane not in self._warm_lanes:
+            self._warm_up(plan)
+        if self._stop.is_set:
+            return None
+        stage = make_stage(self._sender, plan, self._keep, self._max_in_flight)
+        before = lab.scrape(self._plan.base_url)
+        self._environment.stage = self._stop.stage = stage
+        started_at_s = self.clock()
+        monitor = HealthMonitor()
+        monitor.start()
+        self._runner.start(stage.num_users, spawn_rate=stage.num_users)
+        self._watch(stage, started_at_s, list(todo) or [plan], number)
+        finished_at_s = self.clock()
+        health = monitor.stop()
+        self._runner.stop()
+        self._stop.stage = None
+        counted = self._environment.stats.get("E2E", plan.key)
+        run = StageRun(
+            plan=plan,
+            started_at_s=started_at_s,
+            finished_at_s=finished_at_s,
+            is_cut=stage.stop_reason is not None,
+            before=before,
+            after=lab.scrape(self._plan.base_url),
+            locust_requests=counted.num_requests,
+            locust_failures=counted.num_failures,
+            client=health,
+            stop_reason=stage.stop_reason,
+            stop_detail=stage.stop_detail or None,
+        )
+        return MeasuredStage(run, tuple(stage.records))
+
+    def _warm_up(self, plan: StagePlan) -> None:
+        self._say(f"lane {plan.lane}: one request to warm up")
+        warm_up = WarmUp(self._sender, plan, self._keep)
+        self._stop.stage = warm_up
+        warm_up.run_user()
+        self._stop.stage = None
+        self._warm_lanes.add(plan.lane)
+
+    def _watch(self, stage: Stage, started_at_s: float, todo: list[StagePlan], number: int) -> None:
+        said_at_s = float("-inf")
+        while not stage.done.is_set():
+            now_s = self.clock()
+            if stage.stop_reason is None and now_s - started_at_s > stage.plan.max_stage_s:
+                detail = f"took longer than {stage.plan.max_stage_s:g} s (max_stage_s)"
+                stage.stop(ClientReason.STAGE_TIME_UP, detail)
+            if stage.plan.stop_early and self._slo is not None:
+                stage.judge(self._slo)
+            if now_s - said_at_s >= self._line_every_s:
+                said_at_s = now_s
+                left_s = time_left_s(
+                    todo, number, stage.share(now_s - started_at_s), now_s - self._began_at_s
+                )
+                self._say(
+                    f"stage {number + 1} of {len(todo)}: {stage.plan.lane}, {stage.plan.workload}, "
+                    f"{stage.plan.load.label}: {stage.progress}; about {left_s:.0f} s left"
+                )
+            stage.done.wait(TICK_S)
+
+    def _keep(self, record: RequestRecord) -> None:
+        self._requests.write(to_row(record) + "\n")
+        self._requests.flush()
+        if not record.label.is_warmup:
+            report_to_locust(self._environment, record.label.stage, record)
+
+
+def _allow_open_files(wanted: int) -> int:
+    """Raise the limit of open files towards `wanted`; how many connections there is room for then."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return wanted if soft == resource.RLIM_INFINITY else max(1, soft - FILES_BESIDE_CONNECTIONS)

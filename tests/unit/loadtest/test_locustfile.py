@@ -1,0 +1,183 @@
+"""The locustfile under Locust's own command, from another directory, as someone without the package has it."""
+
+from __future__ import annotations
+
+import csv
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from loadtest import locust_charts
+from loadtest.openai_server import Server, ServerError, find_server
+from loadtest.request_body import Dialect
+
+from .fake_server import FakeLane, fake_lab
+
+LOCUSTFILE = Path(__file__).parents[3] / "loadtest" / "locustfile.py"
+TIMEOUT_S = 200
+QUICK = FakeLane("batched", ttft_s=0.01, gap_s=0.004)
+SLOW = FakeLane("batched", ttft_s=0.06, gap_s=0.016)
+
+
+@contextmanager
+def started(directory: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Locust in a process of its own, which does not outlive the block."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=directory,
+    )  # fmt: skip
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def locust(directory: Path, *arguments: str) -> tuple[int, str]:
+    """Run Locust to its end; exit code, and what it said on one line."""
+    with started(directory, *arguments) as process:
+        out, _ = process.communicate(timeout=TIMEOUT_S)
+    return process.returncode, re.sub(r"\s+", " ", out)
+
+
+def rows_of(path: Path) -> dict[tuple[str, str], dict[str, str]]:
+    with path.open() as file:
+        return {(row["Type"], row["Name"]): row for row in csv.DictReader(file)}
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def test_users_in_a_closed_loop_until_the_time_is_up(tmp_path: Path) -> None:
+    with fake_lab({"quick": QUICK, "slow": SLOW}) as (url, lab):
+        lane = ("--users", "2", "--lane", "slow", "--output-tokens", "4", "--run-time", "3s")
+        files = ("--csv", "out", "--html", "out.html")
+        code, out = locust(tmp_path, "--host", url, "--headless", *lane, *files)
+    assert code == 0, out
+    assert lab.num_requests["slow"] > 2
+    rows = rows_of(tmp_path / "out_stats.csv")
+    assert {key for key in rows if key[1] != "Aggregated"} == {
+        ("slow/copy", name) for name in ("TTFT", "TPOT", "ICL max", "E2E")
+    }
+    assert float(rows["slow/copy", "TTFT"]["Min Response Time"]) >= 60
+    assert float(rows["slow/copy", "TPOT"]["Min Response Time"]) >= 16
+    assert float(rows["slow/copy", "E2E"]["Min Response Time"]) >= 60 + 3 * 16
+    # A request counts once in Locust's totals, not once in each of its rows.
+    assert rows["", "Aggregated"]["Request Count"] == rows["slow/copy", "E2E"]["Request Count"]
+    assert "slow/copy" in (tmp_path / "out.html").read_text()
+
+
+def test_an_open_loop_ends_by_itself(tmp_path: Path) -> None:
+    with fake_lab({"quick": QUICK}) as (url, lab):
+        arguments = ("--lane", "quick", "--load", "constant:20/s,2s", "--output-tokens", "4", "--csv", "out")
+        code, out = locust(tmp_path, "--host", url, "--headless", *arguments)
+    assert code == 0, out
+    assert "schedule done: 40 requests" in out
+    assert lab.num_requests["quick"] == 40
+    assert rows_of(tmp_path / "out_stats.csv")["quick/copy", "E2E"]["Request Count"] == "40"
+
+
+def test_workers_share_one_schedule(tmp_path: Path) -> None:
+    port = str(free_port())
+    worker = ("--worker", "--master-port", port)
+    with (
+        fake_lab({"quick": QUICK}) as (url, lab),
+        started(tmp_path, *worker) as one,
+        started(tmp_path, *worker) as other,
+    ):
+        arguments = ("--lane", "quick", "--load", "constant:20/s,2s", "--output-tokens", "4", "--csv", "out")
+        bind = ("--master-bind-port", port, "--master-bind-host", "127.0.0.1")
+        master = ("--master", *bind, "--expect-workers", "2")
+        code, out = locust(tmp_path, "--host", url, "--headless", *master, *arguments)
+        said = [process.communicate(timeout=TIMEOUT_S)[0] for process in (one, other)]
+    assert code == 0, out
+    assert all("schedule done: 20 requests" in out for out in said), said
+    assert lab.num_requests["quick"] == 40
+    assert rows_of(tmp_path / "out_stats.csv")["quick/copy", "E2E"]["Request Count"] == "40"
+
+
+def test_the_page_has_charts_and_leads_to_them(tmp_path: Path) -> None:
+    port = free_port()
+    with fake_lab({"quick": QUICK}) as (url, lab):
+        enough = lab.after(20)
+        arguments = ("--lane", "quick", "--output-tokens", "4", "--users", "2", "--autostart")
+        web = ("--web-host", "127.0.0.1", "--web-port", str(port))
+        with started(tmp_path, "--host", url, *web, *arguments):
+            assert enough.wait(TIMEOUT_S)
+            page = f"http://127.0.0.1:{port}"
+            assert 'href="./latency"' in read(f"{page}/")
+            deadline_s = time.monotonic() + 30
+            while 'points="' not in (charts := read(f"{page}/latency")):
+                assert time.monotonic() < deadline_s, charts
+    assert [re.sub(r"<.*?>", "", title) for title in re.findall(r"<h2>.*?</h2>", charts)] == [
+        "TTFT, quick/copy", "TPOT, quick/copy", "E2E, quick/copy",
+    ]  # fmt: skip
+
+
+def read(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as response:
+        return str(response.read().decode())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--load", "closed:4"), "which --users makes"),
+        (("--load", "poison:4/s"), "poison:4/s"),
+        (("--workload", "chess"), "workload 'chess' is unknown"),
+    ],
+)
+def test_wrong_usage_is_refused(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    code, out = locust(tmp_path, "--host", "http://127.0.0.1:1", "--headless", *arguments)
+    assert code == 2
+    assert message in out
+
+
+def test_a_server_that_is_not_there_ends_the_test(tmp_path: Path) -> None:
+    code, out = locust(tmp_path, "--host", f"http://127.0.0.1:{free_port()}", "--headless", "--users", "1")
+    assert code == 3
+    assert "/v1/models: cannot be reached: Connection refused" in out
+
+
+def test_the_server_is_asked_who_it_is() -> None:
+    with fake_lab({"quick": QUICK}) as (url, _):
+        assert find_server(url) == Server(Dialect.TANDEM, "smollm2-135m")
+        assert find_server(url, "vllm") == Server(Dialect.VLLM, "smollm2-135m")
+        assert find_server(url, model="other") == Server(Dialect.TANDEM, "other")
+        with pytest.raises(ServerError, match=r"/nowhere/v1/models: answered 404"):
+            find_server(f"{url}/nowhere")
+    assert find_server("http://127.0.0.1:1", "openai", "m") == Server(Dialect.OPENAI, "m")
+
+
+class Entry:
+    """The part of a row of Locust's statistics that the charts read."""
+
+    def __init__(self, method: str, name: str) -> None:
+        self.method, self.name = method, name
+        self.response_times: dict[float, int] = {}
+
+
+def test_each_point_is_of_what_ended_since_the_last() -> None:
+    history, entry = locust_charts.History(), Entry("<a>/copy", "TTFT")
+    entry.response_times = {100: 19, 500: 1}
+    history.sample([entry, Entry("a/copy", "ICL max")], 10.0)
+    history.sample([entry], 15.0)  # nothing ended meanwhile
+    entry.response_times = {100: 19, 500: 1, 200: 2}
+    history.sample([entry], 20.0)
+    entry.response_times = {300: 1}  # Locust's statistics were reset
+    history.sample([entry], 25.0)
+    points = history.rows["<a>/copy", "TTFT"]
+    assert [(p.at_s, p.p50_ms, p.p95_ms) for p in points] == [(10, 100, 100), (20, 200, 200), (25, 300, 300)]
+    assert list(history.rows) == [("<a>/copy", "TTFT")]
+    assert "&lt;a&gt;/copy" in history.page()
+    assert "<a>/copy" not in history.page()
