@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -88,7 +89,9 @@ class Conversation:
 
 
 @contextlib.contextmanager
-def scripted_server(*scripts: Callable[[Conversation], None]) -> Iterator[tuple[str, list[Conversation]]]:
+def scripted_server(
+    *scripts: Callable[[Conversation], None], tls: ssl.SSLContext | None = None
+) -> Iterator[tuple[str, list[Conversation]]]:
     """Serve one connection after another, each by its own script; yields the base URL and the conversations."""
     conversations: list[Conversation] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -99,13 +102,16 @@ def scripted_server(*scripts: Callable[[Conversation], None]) -> Iterator[tuple[
                 sock, _ = listener.accept()
                 sock.settimeout(10)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                conversations.append(Conversation(sock))
-                with sock, contextlib.suppress(ConnectionError):
-                    script(conversations[-1])
+                with sock, contextlib.suppress(ConnectionError, ssl.SSLError):
+                    conversations.append(
+                        Conversation(tls.wrap_socket(sock, server_side=True) if tls else sock)
+                    )
+                    with conversations[-1].sock:
+                        script(conversations[-1])
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}", conversations
+        yield f"http{'s' if tls else ''}://127.0.0.1:{listener.getsockname()[1]}", conversations
         thread.join(timeout=10)
         assert not thread.is_alive(), "the script waits for a connection that never came"
 

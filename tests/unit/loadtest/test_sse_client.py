@@ -1,16 +1,29 @@
 from __future__ import annotations
 
+import itertools
+import select
 import socket
+import ssl
 import threading
 import time
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
+from loadtest import noop_server
+from loadtest.connection import StampedConnection
 from loadtest.record import ClientReason, RequestLabel, RequestRecord
 from loadtest.sse_client import ClientSettings, StreamingClient
 from serving.core.latency import inter_chunk_latencies_s
 from serving.core.request import Outcome
+from serving.core.sse import StreamEvent, parse_event
 
 from .fake_server import (
     DONE,
@@ -393,3 +406,218 @@ def test_an_api_key_is_sent_and_appears_nowhere() -> None:
         client.close()
     assert record.error == "bad key: [api_key]."
     assert "sesame" not in repr(record) + repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [(b"2.5", 2.5), (b"-3", 0), (b"Wed, 21 Oct 2015 07:28:00 GMT", 0), (b"soon", None), (b"nan", None)],
+)
+def test_retry_after_comes_in_many_forms(value: bytes, seconds: float | None) -> None:
+    def script(talk: Conversation) -> None:
+        talk.receive()
+        talk.send(b"HTTP/1.1 503 Busy\r\nretry-after: %s\r\ncontent-length: 0\r\n\r\n" % value)
+
+    with scripted_server(script) as (url, _):
+        record = send(url)
+    assert (record.outcome, record.retry_after_s) == (Outcome.FAILED, seconds)
+
+
+def test_an_answer_that_comes_byte_by_byte() -> None:
+    def script(talk: Conversation) -> None:
+        talk.receive()
+        stream = text_event("häß") + b": keep-alive\r\n\r\n" + text_event("lich") + usage_event(5, 2) + DONE
+        answer = OK_HEAD + http_chunk(stream[:50]) + http_chunk(stream[50:]) + END
+        for start in range(len(answer)):
+            talk.send(answer[start : start + 1])
+
+    with scripted_server(script) as (url, _):
+        record = send(url)
+    assert (record.outcome, record.text, len(record.chunk_at_s)) == (Outcome.COMPLETED, "häßlich", 2)
+
+
+def test_two_events_in_one_packet_are_two_chunks_of_one_instant() -> None:
+    def script(talk: Conversation) -> None:
+        talk.receive()
+        talk.send(OK_HEAD)
+        talk.send(http_chunk(text_event("one") + text_event(" two")))
+        talk.send(http_chunk(usage_event(5, 2) + DONE) + END)
+
+    with scripted_server(script) as (url, _):
+        record = send(url)
+    assert (record.outcome, record.text) == (Outcome.COMPLETED, "one two")
+    assert inter_chunk_latencies_s(record.timeline) == (0,)
+
+
+@pytest.mark.usefixtures("kernel_stamps")
+def test_a_client_that_reads_late_still_knows_the_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second receive lies in the kernel for 50 ms; by the reader's clock, gaps would be 30 and 130 ms."""
+    late_s, gap_s = 0.05, 0.08
+    receive = StampedConnection.receive
+    late = itertools.cycle([False, True])
+
+    def receive_late(connection: StampedConnection) -> bytes:
+        select.select([connection.socket], [], [], 5)
+        if next(late):
+            time.sleep(late_s)
+        return receive(connection)
+
+    def script(talk: Conversation) -> None:
+        talk.receive()
+        talk.send(OK_HEAD)
+        for number in range(5):
+            time.sleep(gap_s)
+            talk.send(http_chunk(text_event(f"w{number} ")))
+        time.sleep(gap_s)
+        talk.send(http_chunk(usage_event(5, 5) + DONE) + END)
+
+    monkeypatch.setattr(StampedConnection, "receive", receive_late)
+    with scripted_server(script) as (url, talks):
+        record = send(url)
+    assert record.outcome is Outcome.COMPLETED
+    assert record.stamped_by == "kernel"
+    assert record.read_lag_s is not None
+    assert record.read_lag_s >= late_s
+    sent_s = talks[0].sent_at_s[1:6]
+    for stamped_s, written_s in zip(record.chunk_at_s, sent_s, strict=True):
+        assert 0 <= stamped_s - written_s < late_s / 2
+
+
+def test_a_server_process_that_is_killed_in_mid_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, url = noop_server.start(tokens_per_s=500)
+    num_events = itertools.count(1)
+
+    def parse_and_kill(data: bytes) -> StreamEvent:
+        if next(num_events) == 5:
+            server.kill()
+        return parse_event(data)
+
+    monkeypatch.setattr("loadtest.sse_client.parse_event", parse_and_kill)
+    client = StreamingClient(ClientSettings(url))
+    record = client.send(LABEL, BODY | {"max_tokens": 1_000_000}, time.perf_counter())
+    noop_server.stop(server)
+    after = client.send(LABEL, BODY, time.perf_counter())
+    client.close()
+    assert (record.outcome, record.reason) == (Outcome.FAILED, ClientReason.CUT_OFF)
+    assert len(record.chunk_at_s) >= 5
+    assert record.output_tokens is None
+    assert (after.outcome, after.reason) == (Outcome.FAILED, ClientReason.CONNECT)
+
+
+def test_what_follows_an_answer_unasked_is_not_taken_for_the_next() -> None:
+    def answer(text: str) -> bytes:
+        parts = (text_event(text), usage_event(5, 1), DONE)
+        return OK_HEAD + b"".join(map(http_chunk, parts)) + END
+
+    def send_two(talk: Conversation) -> None:
+        talk.receive()
+        talk.send(answer("mine") + answer("nobody's"))
+        talk.receive()
+
+    def send_one(talk: Conversation) -> None:
+        talk.receive()
+        talk.send(answer("mine too"))
+
+    with scripted_server(send_two, send_one) as (url, talks):
+        client = StreamingClient(ClientSettings(url))
+        texts = [client.send(LABEL, BODY, time.perf_counter()).text for _ in range(2)]
+        client.close()
+    assert texts == ["mine", "mine too"]
+    assert [len(talk.requests) for talk in talks] == [1, 1]
+
+
+def test_a_head_without_end_is_refused_at_its_bound() -> None:
+    def script(talk: Conversation) -> None:
+        talk.receive()
+        talk.send(b"HTTP/1.1 200 OK\r\nx: " + b"a" * 1_000_000)
+        talk.receive()
+
+    with scripted_server(script) as (url, _):
+        record = send(url)
+    assert (record.outcome, record.reason) == (Outcome.FAILED, ClientReason.BAD_STREAM)
+    assert record.error is not None
+    assert "MAX_HEAD_BYTES" in record.error
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A key and its own certificate for 127.0.0.1, in one file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    path = tmp_path_factory.mktemp("tls") / "server.pem"
+    path.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        + certificate.public_bytes(serialization.Encoding.PEM)
+    )
+    return path
+
+
+def server_context(certificate: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    return context
+
+
+def test_tls_with_a_trusted_certificate(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+
+    def script(talk: Conversation) -> None:
+        for _ in range(2):
+            answer_whole(talk)
+
+    with scripted_server(script, tls=server_context(certificate)) as (url, talks):
+        client = StreamingClient(ClientSettings(url))
+        records = [client.send(LABEL, BODY, time.perf_counter()) for _ in range(2)]
+        client.close()
+    assert [(record.error, record.text, record.num_reconnects) for record in records] == [
+        (None, "one two three", 0)
+    ] * 2
+    assert (records[0].stamped_by, records[0].read_lag_s) == ("process", None)
+    assert len(talks) == 1
+
+
+def test_tls_with_a_certificate_that_nobody_vouches_for(certificate: Path) -> None:
+    with scripted_server(answer_whole, tls=server_context(certificate)) as (url, talks):
+        record = send(url)
+    assert (record.outcome, record.reason, record.sent_at_s) == (Outcome.FAILED, ClientReason.CONNECT, None)
+    assert record.error is not None
+    assert "certificate" in record.error
+    assert talks == []
+
+
+def test_cancel_wakes_a_reader_over_tls(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    started, go = threading.Event(), threading.Event()
+
+    def script(talk: Conversation) -> None:
+        talk.receive()
+        talk.send(OK_HEAD + http_chunk(text_event("a")))
+        started.set()
+        assert go.wait(5)
+
+    with scripted_server(script, tls=server_context(certificate)) as (url, _):
+        client = StreamingClient(ClientSettings(url))
+
+        def cancel() -> None:
+            assert started.wait(5)
+            client.cancel(ClientReason.INTERRUPTED)
+
+        canceller = threading.Thread(target=cancel)
+        canceller.start()
+        record = client.send(LABEL, BODY, time.perf_counter())
+        canceller.join(5)
+        go.set()
+    assert (record.outcome, record.reason) == (Outcome.CANCELLED, ClientReason.INTERRUPTED)
