@@ -9,13 +9,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serving.engines.base import EngineTally
+from serving.engines.step_recorder import StepRecorder
 
 TALLY_PATH = "/tandem/engine"
 SENT_PATH = "/tandem/engine/sent"
+TRACE_PATHS = "/tandem/trace/"
 
 
-def with_engine_page(app: ASGIApp, tally: EngineTally) -> ASGIApp:
-    """The engine's application, with `GET /tandem/engine` and `GET /tandem/engine/sent?request_id=`."""
+def with_engine_page(app: ASGIApp, tally: EngineTally, recorder: StepRecorder) -> ASGIApp:
+    """The engine's application, with `/tandem/engine`, `/tandem/engine/sent?request_id=` and recordings."""
+    recordings = recorder.app()
 
     async def wrapped(scope: Scope, receive: Receive, send: Send) -> Any:
         path = scope["path"] if scope["type"] == "http" else None
@@ -25,6 +28,8 @@ def with_engine_page(app: ASGIApp, tally: EngineTally) -> ASGIApp:
             (request_id,) = parse_qs(scope["query_string"].decode()).get("request_id", [None])[:1]
             page = Response(tally.sent_as_json(request_id), media_type="application/json")
             return await page(scope, receive, send)
+        if path is not None and path.startswith(TRACE_PATHS):
+            return await recordings(scope, receive, send)
         return await app(scope, receive, send)
 
     return wrapped

@@ -16,6 +16,7 @@ from serving.core.errors import TandemError
 from serving.engines.base import Engine
 from serving.engines.engine_page import with_engine_page
 from serving.engines.metrics import ReplicaCollector
+from serving.engines.step_recorder import ReplicaLabels, StepRecorder
 from serving.http_server import serve_app
 from serving.scheduler.client import keep_connected
 from serving.scheduler.protocol import ReplicaHello, ReplicaLeaving, decode_replica_update, encode
@@ -62,7 +63,8 @@ class Replica:
         app = await self._engine.start()
         collector = ReplicaCollector(self._lane.name, self._replica_id, self._engine.tally)
         self._engine.registry.register(collector)
-        self._server, serving, address = await serve_app(with_engine_page(app, self._engine.tally), host)
+        paged = with_engine_page(app, self._engine.tally, self._recorder())
+        self._server, serving, address = await serve_app(paged, host)
         self._engine.served_by(self._server)
         url = f"http://{address}"
         await self._warm_up(url)
@@ -138,6 +140,12 @@ class Replica:
                 self.demand_tokens, self._has_grace = update.outstanding_tokens, update.has_grace
 
         await keep_connected(self._scheduler_address, talk)
+
+    def _recorder(self) -> StepRecorder:
+        engine, lane = self._engine, self._lane
+        return StepRecorder(
+            engine.step_log, ReplicaLabels(self._replica_id, lane.name, lane.strategy, engine.facts.name)
+        )
 
     def _hello(self, url: str) -> ReplicaHello:
         facts = self._engine.facts

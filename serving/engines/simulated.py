@@ -21,8 +21,8 @@ from starlette.types import ASGIApp
 from serving.config import LaneConfig, SimulatedProfile
 from serving.engines.base import EngineFacts, EngineTally, FinishedRequest
 from serving.engines.simulated_api import WORD, SimulatedApi
-from serving.engines.step_log import RequestStep, StepLog, StepWriter
 from serving.engines.simulated_metrics import SimulatedMetrics
+from serving.engines.step_log import RequestStep, StepLog, StepWriter
 
 __all__ = ["WORD", "Sequence", "SimulatedEngine"]
 
@@ -74,6 +74,9 @@ class SimulatedEngine:
         self._metrics = SimulatedMetrics(
             lane.max_num_seqs * max_model_len, self._profile.num_speculative_tokens
         )
+        self._step_log = StepLog()
+        self._step_writer = StepWriter(self._step_log.path)
+        self._steps = itertools.count(1)
         self._api = SimulatedApi(self, served_names, max_model_len)
 
     @property
@@ -140,10 +143,14 @@ class SimulatedEngine:
             # Steps follow an absolute schedule, so late wake-ups do not add up. Whole steps are not made up for:
             # an engine that was held up goes on at its pace and not in a burst.
             due_at_s = max(due_at_s, time.monotonic() - step_s) + step_s
+            started_ns = time.monotonic_ns()
             await asyncio.sleep(max(0.0, due_at_s - time.monotonic()))
-            batch = list(self._running)
-            emitted = sum(self._step(sequence, due_at_s) for sequence in batch)
-            self._metrics.stepped(len(batch), emitted)
+            ended_ns, batch = time.monotonic_ns(), list(self._running)
+            rows = [row for sequence in batch if (row := self._step(sequence, due_at_s)) is not None]
+            step = next(self._steps)
+            if rows and self._step_writer.is_on:
+                self._step_writer.write(step, started_ns, ended_ns, rows)
+            self._metrics.stepped(len(batch), sum(row.emitted_tokens for row in rows))
             self._tally.step(len(self._running), len(self._waiting), ended_at_s=time.monotonic())
 
     def _step_s(self, batch: int) -> float:

@@ -17,6 +17,7 @@ from serving.config import LaneConfig, SimulatedProfile
 from serving.core.lane import Strategy
 from serving.engines.engine_page import with_engine_page
 from serving.engines.simulated import SimulatedEngine
+from serving.engines.step_recorder import ReplicaLabels, StepRecorder
 
 HOST = "127.0.0.1"
 BACKLOG = 2048
@@ -58,7 +59,8 @@ def main(port: int, model: str, max_num_seqs: int, max_model_len: int, **profile
 
 
 async def _serve(engine: SimulatedEngine, listener: socket.socket) -> None:
-    app = with_engine_page(await engine.start(), engine.tally)
+    recorder = StepRecorder(engine.step_log, ReplicaLabels("simulated", "simulated", "batched", "simulated"))
+    app = with_engine_page(await engine.start(), engine.tally, recorder)
     click.echo(f"http://{HOST}:{listener.getsockname()[1]}")  # connections wait in the backlog from here on
     try:
         await uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).serve([listener])

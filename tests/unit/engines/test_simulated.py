@@ -22,6 +22,7 @@ from serving.engines.base import KEEP_FINISHED, KEEP_SENT, EngineTally, Finished
 from serving.engines.engine_page import SENT_PATH, with_engine_page
 from serving.engines.metrics import ReplicaCollector
 from serving.engines.simulated import WORD, SimulatedEngine
+from serving.engines.step_recorder import ReplicaLabels, StepRecorder
 from tests.unit.gateway.gateway_lab import Caller
 from tests.unit.scheduler.control_plane import until
 
@@ -185,7 +186,8 @@ async def test_what_load_tools_probe() -> None:
 
 async def sent(running: Running, query: str = "") -> list[dict[str, Any]]:
     caller = Caller(f"{SENT_PATH}{query}", b"", "GET")
-    await caller.call(with_engine_page(running.app, running.engine.tally))
+    recorder = StepRecorder(running.engine.step_log, ReplicaLabels("r", "l", "batched", "simulated"))
+    await caller.call(with_engine_page(running.app, running.engine.tally, recorder))
     return [dict(stream) for stream in json.loads(caller.got)]
 
 
