@@ -104,7 +104,7 @@ def _levels(context: click.Context, parameter: click.Parameter, value: str | Non
     "--concurrency", callback=_levels, help="Users at once.  [default: 1,4,8 where no load is given]"
 )
 @click.option("--repeats", type=int, help="How often each stage runs.  [default: 1]")
-@click.option("--output-tokens", type=int, help="Length of each answer.  [default: 48]")
+@click.option("--output-tokens", type=int, help="Length of each answer.  [default: the workload's own]")
 @click.option("--prompt-tokens", type=int, help="Size of each prompt.  [default: the workload's own]")
 @click.option("--tokenizer", help="File or directory that counts them.  [default: the served model's]")
 @click.option("--slo", help="Objective, such as ttft_p95<2s,tpot_p95<300ms.")
@@ -274,7 +274,7 @@ def _run(job: Job, with_ceiling: bool, as_json: bool) -> int:
     plan = job.plan
     todo = replace(plan, stages=tuple(stage for stage in plan.stages if stage.key not in job.finished))
     click.echo(
-        f"{len(todo.stages)} stages, {todo.num_requests} requests of {plan.output_tokens} tokens; "
+        f"{len(todo.stages)} stages, {todo.num_requests} requests; "
         f"about {todo.estimated_s:.0f} s expected, at most {todo.max_s:.0f} s by the time boxes; seed {plan.seed}",
         err=True,
     )

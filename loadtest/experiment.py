@@ -13,7 +13,7 @@ from loadtest.arrivals import parse_load
 from loadtest.load import ClosedLoop, Load
 from loadtest.plan import MAX_OUTPUT_TOKENS, MAX_PROMPT_TOKENS, MAX_STAGE_S, MAX_USERS, Plan, plan_stages
 from loadtest.slo import parse_slo
-from loadtest.workload import DEFAULT_OUTPUT_TOKENS, load_workload
+from loadtest.workload import load_workload
 from serving.core.lane import Strategy
 from serving.run_directory import RUN_NAME
 
@@ -51,7 +51,7 @@ class Experiment(BaseModel):
         tuple[Annotated[int, Field(ge=1, le=MAX_USERS)], ...], Field(strict=False, max_length=64)
     ] = ()
     repeats: int = Field(1, ge=1, le=MAX_REPEATS)
-    output_tokens: int = Field(DEFAULT_OUTPUT_TOKENS, ge=2, le=MAX_OUTPUT_TOKENS)
+    output_tokens: int | None = Field(None, ge=2, le=MAX_OUTPUT_TOKENS)
     prompt_tokens: int | None = Field(None, ge=1, le=MAX_PROMPT_TOKENS)
     tokenizer: str | None = None
     seed: int | None = Field(None, ge=0, le=MAX_SEED)

@@ -104,7 +104,8 @@ class Plan:
     Attributes:
         stages: empty for a capacity search, which plans as it goes.
         seed: of prompts and arrivals.
-        output_tokens: length of an answer, where a workload's text or a trace does not give its own.
+        output_tokens: length of an answer, where a workload's text or a trace does not give its own; None: as
+            long as the workload has it.
         slo: the objective, in the form `loadtest.slo` reads.
         prompt_tokens: size of a prompt, where a trace does not give its own; None: the workload's own.
         tokenizer: file or model directory that counts them; None: the served model's if it is at hand.
@@ -117,7 +118,7 @@ class Plan:
     stages: tuple[StagePlan, ...]
     name: str = "bench"
     seed: int = 0
-    output_tokens: int = 48
+    output_tokens: int | None = None
     connect_timeout_s: float = 5
     idle_timeout_s: float = 300
     slo: str | None = None
@@ -127,7 +128,7 @@ class Plan:
     def __post_init__(self) -> None:
         if len(self.stages) > MAX_STAGES:
             raise ValueError(f"{len(self.stages)} stages are more than {MAX_STAGES}")
-        if not 2 <= self.output_tokens <= MAX_OUTPUT_TOKENS:
+        if self.output_tokens is not None and not 2 <= self.output_tokens <= MAX_OUTPUT_TOKENS:
             raise ValueError(
                 f"output_tokens={self.output_tokens} must be in 2..{MAX_OUTPUT_TOKENS}: one token has no TPOT"
             )
@@ -214,7 +215,7 @@ def plan_stages(
     workloads: Sequence[str],
     loads: Sequence[Load],
     *,
-    output_tokens: int,
+    output_tokens: int | None,
     seed: int,
     repeats: int = 1,
     max_stage_s: float | None = None,
@@ -260,7 +261,7 @@ def plan_closed(
     strategy: Strategy,
     workload: str,
     load: ClosedLoop,
-    output_tokens: int,
+    output_tokens: int | None,
     max_stage_s: float | None = None,
 ) -> StagePlan:
     """A stage of users; their number says how many requests it has."""
@@ -272,7 +273,8 @@ def plan_closed(
         load,
         requests,
         max_stage_s=max_stage_s or DEFAULT_MAX_STAGE_S,
-        estimated_s=thinking_s + estimate_s(strategy, load.users, requests, output_tokens),
+        estimated_s=thinking_s
+        + estimate_s(strategy, load.users, requests, output_tokens or load_workload(workload).output_tokens),
     )
 
 
@@ -280,7 +282,7 @@ def plan_open(
     lane: str,
     workload: str,
     load: OpenLoop | TraceReplay,
-    output_tokens: int,
+    output_tokens: int | None,
     seed: int,
     repeat: int = 0,
     max_stage_s: float | None = None,
@@ -306,7 +308,8 @@ def plan_open(
         requests=len(arrivals) - warmup_requests,
         warmup_requests=warmup_requests,
         max_stage_s=max_stage_s or length_s + DRAIN_S,
-        estimated_s=length_s + estimate_s(Strategy.BATCHED, 1, 1, output_tokens),
+        estimated_s=length_s
+        + estimate_s(Strategy.BATCHED, 1, 1, output_tokens or load_workload(workload).output_tokens),
     )
 
 

@@ -40,6 +40,7 @@ class RunInfo:
     Attributes:
         started_at: UTC, ISO 8601. Instants of records are seconds since then.
         machine: where the load tool ran, as `serving.machine.describe` gives it.
+        output_tokens: length of an answer where the workload or a trace has none; None: the workload's own.
         config, model, replicas: what the lab said of itself at the start (`/lab`).
         slo: the objective, in the form `loadtest.slo` reads.
         search: how a sweep searched; each lane's first guess is the rate of its first stage.
@@ -54,7 +55,7 @@ class RunInfo:
     duration_s: float
     status: RunStatus
     seed: int
-    output_tokens: int
+    output_tokens: int | None
     planned_requests: int
     base_url: str
     machine: dict[str, Any]
