@@ -67,7 +67,7 @@ class Series:
 
     def rules(self, base: Chart, **encodings: Any) -> Chart:
         """An interval for each value."""
-        return base.mark_rule(strokeWidth=1.5, opacity=0.7).encode(color=self._colour(), **encodings)
+        return base.mark_rule(strokeWidth=1.2).encode(color=self._colour(), **encodings)
 
     def _colour(self) -> Any:
         return alt.Color(f"{self.field}:N", title=self.title, scale=self._scale(COLOURS))

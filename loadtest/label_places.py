@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 CHARACTER_PX = 6.5
-HEIGHT_PX = 11.0
+HEIGHT_PX = 13.0
 MARK_PX = 11.0
 STEPS = 24  # points at which a line is looked at
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import altair as alt
@@ -70,10 +71,12 @@ def attainment(summary: Summary) -> Chart | None:
     if not rows or summary.slo is None:
         return None
     asked = parse_slo(summary.slo).attainment
+    lowest = min(asked, *(row["value"] if row["low"] is None else row["low"] for row in rows))
     y = alt.Y(
         "value:Q",
         title="requests that met it",
-        scale=alt.Scale(domain=[0, 1]),
+        # The question is on which side of a line near the top a point lies.
+        scale=alt.Scale(domain=[max(0, math.floor(lowest * 10 - 0.5) / 10), 1.02], nice=False, zero=False),
         axis=alt.Axis(format="%", grid=True),
     )
     rule = alt.Chart().mark_rule(strokeDash=[5, 4]).encode(y=alt.datum(asked))

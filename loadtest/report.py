@@ -1,4 +1,4 @@
-"""Writes a run's report: `python -m loadtest.report runs/<id>`.
+"""Writes a run's report, or compares two: `python -m loadtest.report runs/<id> [runs/<id>]`.
 
 Everything is made again from requests.jsonl and run.json, so a report can be rebuilt after a change.
 """
@@ -18,6 +18,8 @@ from rich.text import Text
 
 from loadtest.analysis import summarize_dir
 from loadtest.chart_style import THEMES
+from loadtest.compare import compare, comparison_json, load_run
+from loadtest.compare_report import COMPARE_FILE, print_comparison, write_page
 from loadtest.figures import DrawnFigure, draw_all, javascript, save_png
 from loadtest.findings import findings, invalidity, warnings
 from loadtest.page import render_page
@@ -108,16 +110,55 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
 
 @click.command(
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Build the report of a run again from its requests.jsonl and run.json.",
+    help="Build the report of a run again from its requests.jsonl and run.json. "
+    "With two runs, A and B: the ratio B / A of each figure, with its interval.",
 )
-@click.argument("directory", type=click.Path(path_type=Path), metavar="RUN_DIR")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON instead of the table.")
-def main(directory: Path, as_json: bool) -> None:
+@click.argument(
+    "directories", type=click.Path(path_type=Path), metavar="RUN_DIR [RUN_DIR]", nargs=-1, required=True
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+@click.option("--lanes", help="With two runs: the lane of A and the lane of B to compare, as A,B.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help=f"With two runs: the page to write.  [default: {COMPARE_FILE} in B]",
+)
+def main(directories: tuple[Path, ...], as_json: bool, lanes: str | None, out: Path | None) -> None:
     try:
-        summary = build(directory)
+        match directories:
+            case (directory,):
+                if lanes is not None or out is not None:
+                    raise click.UsageError("--lanes and --out are for two runs; one was given")
+                show(build(directory), directory, as_json)
+            case (a, b):
+                _compare(a, b, _lane_pair(lanes), out or b / COMPARE_FILE, as_json)
+            case _:
+                raise click.UsageError(f"{len(directories)} runs were given; a report takes 1 or 2")
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    show(summary, directory, as_json)
+
+
+def _lane_pair(text: str | None) -> tuple[str, str] | None:
+    if text is None:
+        return None
+    match [lane.strip() for lane in text.split(",")]:
+        case [str(a), str(b)] if a and b:
+            return a, b
+    raise ValueError(f"--lanes {text!r} must name 2 lanes: that of A, a comma, that of B")
+
+
+def _compare(a: Path, b: Path, lanes: tuple[str, str] | None, out: Path, as_json: bool) -> None:
+    """Print the comparison of two runs and write its page."""
+    comparison = compare(load_run(a), load_run(b), lanes)
+    try:
+        write_page(comparison, out)
+    except OSError as error:
+        raise ValueError(f"{out}: cannot be written: {error.strerror}") from None
+    if as_json:
+        sys.stdout.write(comparison_json(comparison))
+    else:
+        print_comparison(comparison, wide_console())
+    click.echo(f"comparison: {out}", err=as_json)
 
 
 def show(summary: Summary, directory: Path, as_json: bool) -> None:
