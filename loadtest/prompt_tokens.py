@@ -91,8 +91,7 @@ def token_counter(tokenizer: Path | None) -> TokenCounter:
 
 def tokenizer_of(model_path: str) -> Path | None:
     """The tokenizer of the model that a lab's config names (`model.path`), if it lies on this machine."""
-    directory = model_store.default_model_path() if model_path == "auto" else Path(model_path).expanduser()
-    file = directory / TOKENIZER_FILE
+    file = model_store.directory_of(model_path) / TOKENIZER_FILE
     return file if file.is_file() else None
 
 
