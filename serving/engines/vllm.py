@@ -1,4 +1,4 @@
-"""vLLM behind its own OpenAI application. The only module that imports vLLM beside `vllm_steps`, and it does so late:
+"""vLLM behind its own OpenAI application. With `vllm_steps` the only module that imports vLLM, and it does so late:
 the environment that vLLM reads at import must be set first."""
 
 from __future__ import annotations
