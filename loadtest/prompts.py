@@ -112,9 +112,11 @@ def edit(slot: Slot) -> tuple[Message, ...]:
     """Code to be written out again with one name changed."""
     lap, code = _draw("edit", slot, code_snippets())
     old = re.split(r"[ (:]", code)[1]
-    round_of_names, place = divmod(lap, len(_lines("new_names")))
-    new = _lines("new_names")[place] + (f"_{round_of_names + 1}" if round_of_names else "")
-    task = f"Change the name `{old}` to `{new}` in this code. Write out the whole code:"
+    names = _lines("new_names")
+    # Each lap over the code takes the next name for it; when all were used, the names get a number.
+    new = names[(lap + slot.number % len(code_snippets())) % len(names)]
+    new += f"_{lap // len(names) + 1}" if lap >= len(names) else ""
+    task = f"Repeat the following code exactly, with the name `{old}` changed to `{new}`:"
     others = _shuffled_forever(code_snippets(), f"edit/{slot.seed}/{slot.number}")
     return _user(
         _sized(slot, lambda body: f"{task}\n\n```python\n{body}\n```", itertools.chain((code,), others))
