@@ -131,6 +131,18 @@ REPLICA_READY = Metric(
     "tandem_replica_ready", "gauge", "scheduler", ("lane", "replica"),
     "1 while the scheduler may place requests on the replica.",
 )  # fmt: skip
+WANTED_REPLICAS = Metric(
+    "tandem_wanted_replicas", "gauge", "scheduler", ("lane",),
+    "Replicas that the config asks for; under autoscaling the fewest.",
+)  # fmt: skip
+MACHINE_FLOPS = Metric(
+    "tandem_machine_flops_per_second", "gauge", "scheduler", (),
+    "The machine's matrix rate, in FLOP/s, once measured by `python -m serving.ceilings`; absent before.",
+)  # fmt: skip
+MACHINE_COPY = Metric(
+    "tandem_machine_copy_bytes_per_second", "gauge", "scheduler", (),
+    "The machine's copy bandwidth, reads and writes counted, once measured; absent before.",
+)  # fmt: skip
 ENGINE_RUNNING = Metric(
     "tandem_engine_running_requests", "gauge", "replica", ("lane", "replica"),
     "Requests the engine is computing now, by the engine's own count.",
@@ -195,6 +207,7 @@ METRICS: tuple[Metric, ...] = (
     QUEUE_WAIT, TENANT_QUEUE_WAIT, REFUSALS, LEASE_ERRORS,
     WAITING, WAITING_BY_BAND, WAITING_BY_TENANT, WAITING_LIMIT, BREAKER,
     RUNNING, RUNNING_LIMIT, OUTSTANDING_TOKENS, REPLICA_READY,
+    WANTED_REPLICAS, MACHINE_FLOPS, MACHINE_COPY,
     ENGINE_RUNNING, ENGINE_WAITING, ENGINE_STEPS, ENGINE_BUSY, REPLICA_MEMORY,
     LOAD_RUN_ACTIVE, LOAD_USERS, LOAD_DUE, LOAD_SENT, LOAD_REQUESTS,
     LOAD_TTFT, LOAD_TPOT, LOAD_E2E, LOAD_OUTPUT_TOKENS,

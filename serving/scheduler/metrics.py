@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from serving.config import SchedulerConfig
+from serving.ceilings import kept
+from serving.config import LaneConfig, SchedulerConfig
 from serving.core import metric_names as names
 from serving.core.errors import SCHEDULER_REASONS
 from serving.core.tenant_label import TenantLabels
@@ -25,12 +26,22 @@ class SchedulerMetrics:
     """The scheduler's metrics, in a registry of their own."""
 
     def __init__(
-        self, core: SchedulerCore, config: SchedulerConfig, lanes: Sequence[str], clock: Callable[[], float]
+        self,
+        core: SchedulerCore,
+        config: SchedulerConfig,
+        lanes: Sequence[LaneConfig],
+        clock: Callable[[], float],
     ) -> None:
         self.registry = CollectorRegistry()
         self._bands = [band.name for band in config.bands]
         self._tenants = TenantLabels(tenant.name for tenant in config.tenants)
-        self.registry.register(_CoreCollector(core, lanes, clock, self._tenants, config.max_waiting_requests))
+        lane_names = [lane.name for lane in lanes]
+        self.registry.register(_CoreCollector(core, lane_names, clock, self._tenants))
+        make.gauge(names.WAITING_LIMIT, self.registry).set(config.max_waiting_requests)
+        wanted = make.gauge(names.WANTED_REPLICAS, self.registry)
+        for lane in lanes:
+            scaling = lane.autoscaling
+            wanted.labels(lane=lane.name).set(scaling.min_replicas if scaling else lane.replicas)
         self._queue_wait = make.histogram(names.QUEUE_WAIT, self.registry)
         self._tenant_wait = make.histogram(names.TENANT_QUEUE_WAIT, self.registry)
         self.lease_errors = make.counter(names.LEASE_ERRORS, self.registry)
@@ -49,14 +60,12 @@ class _CoreCollector(Collector):
         lanes: Sequence[str],
         clock: Callable[[], float],
         tenants: TenantLabels,
-        max_waiting_requests: int,
     ) -> None:
         self._core = core
         self._lanes = lanes
         self._clock = clock
         self._tenants = tenants
         self._waited: set[str] = set()
-        self._max_waiting_requests = max_waiting_requests
 
     def collect(self) -> Iterator[Metric]:
         refusals = CounterMetricFamily(names.REFUSALS.name, names.REFUSALS.help, labels=names.REFUSALS.labels)
@@ -82,10 +91,16 @@ class _CoreCollector(Collector):
         by_band = _gauge(names.WAITING_BY_BAND)
         for band, count in self._core.waiting_by_band().items():
             by_band.add_metric([band], count)
-        most_waiting = _gauge(names.WAITING_LIMIT)
-        most_waiting.add_metric([], self._max_waiting_requests)
-        yield from (refusals, waiting, by_band, self._waiting_by_tenant(), most_waiting)
+        yield from (refusals, waiting, by_band, self._waiting_by_tenant())
         yield from (running, limit, tokens, ready, breaker)
+        if ceilings := kept():
+            for metric, value in (
+                (names.MACHINE_FLOPS, ceilings.flops_per_s),
+                (names.MACHINE_COPY, ceilings.copy_bytes_per_s),
+            ):
+                family = _gauge(metric)
+                family.add_metric([], value)
+                yield family
 
     def _waiting_by_tenant(self) -> GaugeMetricFamily:
         counts: Counter[str] = Counter()

@@ -78,7 +78,7 @@ class SchedulerService:
         self._replicas: dict[str, ReplicaHello] = {}
         self._replica_outboxes: dict[str, asyncio.Queue[ReplicaUpdate]] = {}
         self._has_grace = True
-        self.metrics = SchedulerMetrics(self._core, config, [lane.name for lane in lanes], clock)
+        self.metrics = SchedulerMetrics(self._core, config, lanes, clock)
 
     # Connections
 

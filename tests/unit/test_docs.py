@@ -106,7 +106,7 @@ def test_architecture_names_every_module_once() -> None:
     rows = table(prose(ROOT / "docs/architecture.md"), "module", "what it does")
     modules = {
         str(path.relative_to(ROOT))
-        for package in ("serving", "loadtest")
+        for package in ("serving", "loadtest", "dashboards")
         for path in (ROOT / package).rglob("*.py")
         if not path.name.startswith("__")
     }

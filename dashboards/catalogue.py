@@ -1,0 +1,14 @@
+"""The five dashboards, in the order in which they are linked."""
+
+from __future__ import annotations
+
+from dashboards.engines import ENGINES
+from dashboards.load_test import LOAD_TEST
+from dashboards.scheduler import SCHEDULER
+from dashboards.speculation import SPECULATION
+from dashboards.tension import TENSION
+
+DASHBOARDS = (TENSION, SCHEDULER, SPECULATION, ENGINES, LOAD_TEST)
+RUN_ANNOTATION = (
+    "max(tandem_load_run_active) == 1"  # samples in a row make one region: its ends are the run's
+)

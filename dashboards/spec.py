@@ -1,0 +1,104 @@
+"""What a dashboard is made of: questions, panels and PromQL. No Grafana in here.
+
+Every rate is over one minute, in the panels as in the recording rules, so that panels can be compared.
+A query may hold the variables of `VARIABLES`; each stands in a regular expression: `lane=~"$lane"`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["lines", "stack", "stat"]
+Colour = Literal["green", "orange", "red"]
+
+# Where the values of each variable come from.
+VARIABLES = {
+    "lane": "label_values(tandem_wanted_replicas, lane)",
+    "replica": 'label_values(tandem_running_requests{lane=~"$lane"}, replica)',
+    "tenant": "label_values(tandem_tenant_requests_total, tenant)",
+    "workload": "label_values(tandem_load_due_requests_total, workload)",
+    "plain": "label_values(tandem_wanted_replicas, lane)",
+}
+# The lane that others are compared with: one value, never All.
+SINGLE_VARIABLES = {"plain": "batched"}
+ALL = ".*"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """PromQL, and what its lines are called.
+
+    Attributes:
+        legend: text, with labels in double braces.
+        may_be_empty: why there may be no data while all is well; empty where that would be a fault.
+    """
+
+    expr: str
+    legend: str
+    may_be_empty: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One picture.
+
+    Attributes:
+        description: one sentence: what it shows, and what to look for.
+        unit: as Grafana names it.
+        thresholds: value from which a colour holds; below the first it is green.
+        width: of 24.
+    """
+
+    title: str
+    description: str
+    unit: str
+    queries: tuple[Query, ...]
+    kind: Kind = "lines"
+    thresholds: tuple[tuple[float, Colour], ...] = ()
+    width: int = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Panels under one heading."""
+
+    title: str
+    panels: tuple[Panel, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Dashboard:
+    """One question, and the panels that answer it."""
+
+    name: str
+    title: str
+    question: str
+    rows: tuple[Row, ...]
+
+    @property
+    def panels(self) -> tuple[Panel, ...]:
+        return tuple(panel for row in self.rows for panel in row.panels)
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """The variables that its queries use, and those that they depend on, in the order of `VARIABLES`."""
+        text = " ".join(query.expr for panel in self.panels for query in panel.queries)
+        used = set(re.findall(r"\$(\w+)", text))
+        for name in tuple(used):
+            used |= set(re.findall(r"\$(\w+)", VARIABLES[name]))
+        return tuple(name for name in VARIABLES if name in used)
+
+
+def filled(expr: str, values: dict[str, str]) -> str:
+    """PromQL with its variables replaced; those without a value are at All, or at their default.
+
+    An empty value stays empty, as when nothing is chosen.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1]
+        return values.get(name, SINGLE_VARIABLES.get(name, ALL))
+
+    return re.sub(r"\$(\w+)", value, expr)

@@ -1,0 +1,124 @@
+"""Speculation: are drafts right, and does guessing pay?"""
+
+from __future__ import annotations
+
+from dashboards.spec import Dashboard, Panel, Query, Row
+from serving.core import metric_names as names
+
+LANE = '{lane=~"$lane"}'
+PLAIN = '{lane="$plain"}'
+
+
+def _rate(metric: str, by: str = "lane") -> str:
+    return f"sum by ({by}) (rate({metric}{LANE}[1m]))"
+
+
+def _over_plain(metric: str) -> str:
+    return f"{metric}{LANE} / on () group_left () {metric}{PLAIN}"
+
+
+SPECULATION = Dashboard(
+    "speculation",
+    "Speculation",
+    "Are drafts right, and does guessing pay?",
+    (
+        Row(
+            "Drafts",
+            (
+                Panel(
+                    "Acceptance rate",
+                    "Accepted over drafted tokens; it depends on how well the text can be guessed.",
+                    "percentunit",
+                    (Query(f"lane:tandem_acceptance:ratio_1m{LANE}", "{{lane}}"),),
+                    width=8,
+                ),
+                Panel(
+                    "Acceptance length",
+                    "Tokens that a verified draft brings on average, the model's own one included.",
+                    "suffix: tokens",
+                    (Query(f"lane:tandem_acceptance_length:mean_1m{LANE}", "{{lane}}"),),
+                    width=8,
+                ),
+                Panel(
+                    "Acceptance by position",
+                    "Share of drafts whose token at this position was kept; it falls from left to right.",
+                    "percentunit",
+                    (
+                        Query(
+                            f"{_rate(names.VLLM_ACCEPTED_BY_POSITION, 'lane, position')} "
+                            f"/ on (lane) group_left () ({_rate(names.VLLM_NUM_DRAFTS)} > 0)",
+                            "{{lane}} {{position}}",
+                        ),
+                    ),
+                    width=8,
+                ),
+                Panel(
+                    "Drafted and accepted",
+                    "Tokens per second; what lies between the two lines was computed in vain.",
+                    "suffix: tokens/s",
+                    (
+                        Query(f"{_rate(names.VLLM_DRAFT_TOKENS)} > 0", "{{lane}} drafted"),
+                        Query(f"{_rate(names.VLLM_ACCEPTED_TOKENS)} > 0", "{{lane}} accepted"),
+                    ),
+                ),
+                Panel(
+                    "Tokens per step",
+                    "Tokens generated per engine step; speculation and batching both raise it.",
+                    "suffix: tokens",
+                    (
+                        Query(
+                            f"{_rate(names.VLLM_GENERATED_TOKENS)} "
+                            f"/ ({_rate(f'{names.VLLM_STEP_TOKENS}_count')} > 0)",
+                            "{{lane}}",
+                        ),
+                    ),
+                ),
+            ),
+        ),
+        Row(
+            "Does it pay?",
+            (
+                Panel(
+                    "Speed-up by time per token",
+                    "TPOT p50 of the plain lane over each lane's; below 1 a lane is slower than without guessing.",
+                    "suffix: x",
+                    (
+                        Query(
+                            f"lane:tandem_tpot_seconds:p50{PLAIN} "
+                            f"/ on () group_right () lane:tandem_tpot_seconds:p50{LANE}",
+                            "{{lane}}",
+                        ),
+                        Query("vector(1)", "no gain"),
+                    ),
+                ),
+                Panel(
+                    "Speed-up by throughput",
+                    "Tokens/s over those of the plain lane; a fair comparison only where both have the same load.",
+                    "suffix: x",
+                    (
+                        Query(_over_plain("lane:tandem_generated_tokens:rate1m"), "{{lane}}"),
+                        Query("vector(1)", "no gain"),
+                    ),
+                ),
+                Panel(
+                    "Tokens per second and request",
+                    "Tokens/s of a running request; below the plain lane's, guessing has stopped paying.",
+                    "suffix: tokens/s",
+                    (
+                        Query(
+                            f"lane:tandem_generated_tokens:rate1m{LANE} / "
+                            f"(sum by (lane) (avg_over_time(tandem_running_requests{LANE}[1m])) > 0)",
+                            "{{lane}}",
+                        ),
+                    ),
+                ),
+                Panel(
+                    "Requests running per replica",
+                    "The load under which the other panels stand: verification is cheap while the batch is small.",
+                    "short",
+                    (Query(f"avg by (lane) (tandem_running_requests{LANE})", "{{lane}}"),),
+                ),
+            ),
+        ),
+    ),
+)
