@@ -50,6 +50,7 @@ class GatewayConfig(_Settings):
     connect_timeout_s: Seconds = 5
     first_byte_timeout_s: Seconds = 300
     idle_timeout_s: Seconds = 60
+    request_log: bool = False  # a line in the log for each request that ends; never what it said
 
 
 class SloConfig(_Settings):
@@ -58,6 +59,20 @@ class SloConfig(_Settings):
     ttft_s: Seconds = 2
     tpot_s: Seconds = 0.3
     objective: float = Field(0.95, ge=0.5, lt=1)  # share of streams
+
+
+class TelemetryConfig(_Settings):
+    """Where spans go."""
+
+    # Base URL of an OTLP/HTTP collector; without it OpenTelemetry's own environment variables count.
+    otlp_endpoint: str | None = Field(None, min_length=1, max_length=2048)
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _url(cls, given: str | None) -> str | None:
+        if given is not None and not given.startswith(("http://", "https://")):
+            raise ValueError(f"{_shown(given)} must be a URL that begins with http:// or https://")
+        return given
 
 
 class BandConfig(_Settings):
@@ -246,6 +261,7 @@ class LabConfig(_Settings):
     gateway: GatewayConfig = GatewayConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     slo: SloConfig = SloConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
     lanes: Annotated[tuple[LaneConfig, ...], Strict(False)] = Field(min_length=1)
 
     @field_validator("lanes")

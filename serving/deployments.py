@@ -19,7 +19,6 @@ from serving.ray_environment import bind_replica_server_to_node  # isort: skip -
 
 import ray
 from fastapi import FastAPI
-from prometheus_client import start_http_server
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, HTTPOptions
 from ray.serve.exceptions import RayServeException
@@ -37,11 +36,14 @@ from serving.gateway.app import build_app as build_gateway_app
 from serving.gateway.completion import Services
 from serving.gateway.metrics import GatewayMetrics
 from serving.gateway.openai_request import model_names
+from serving.gateway.own_page import build_own_app
 from serving.gateway.upstream import UpstreamClient
 from serving.http_server import serve_app
 from serving.scheduler.client import SchedulerClient
 from serving.scheduler.service import SchedulerService
 from serving.scheduler.service import build_app as build_scheduler_app
+from serving.telemetry.otlp import Tracing, is_wanted
+from serving.telemetry.span_log import SpanLog
 
 APP_NAME = "tandem"
 POLL_S = 0.5
@@ -99,6 +101,7 @@ class EngineDeployment:
             config.model.name,
             _scheduler_address(scheduler),
             config.scheduler.drain_timeout_s,
+            _tracing(config, "engine", {"tandem.lane": lane.name, "tandem.replica": replica_id}),
         )
         await self._replica.start(ray.util.get_node_ip_address())
 
@@ -126,14 +129,19 @@ class GatewayDeployment:
         host = ray.util.get_node_ip_address()
         tenants = [tenant.name for tenant in config.scheduler.tenants]
         metrics = GatewayMetrics([lane.name for lane in config.lanes], config.slo, tenants)
+        gateway_id = serve.get_replica_context().replica_id.unique_id
+        spans = SpanLog(gateway_id)
         # Behind the proxy a single gateway process cannot be reached; its metrics get a port of their own.
-        self._metrics_server, _ = start_http_server(0, addr=host, registry=metrics.registry)
-        client = SchedulerClient(
-            gateway_id=serve.get_replica_context().replica_id.unique_id,
-            metrics_address=f"{host}:{self._metrics_server.server_port}",
-            address=self._address,
+        _, self._own_page, own_address = await serve_app(build_own_app(metrics.registry, spans), host)
+        client = SchedulerClient(gateway_id, metrics_address=own_address, address=self._address)
+        self._services = Services(
+            client,
+            UpstreamClient(config.gateway),
+            metrics,
+            spans,
+            _tracing(config, "gateway", {"tandem.gateway": gateway_id}),
+            config.gateway.request_log,
         )
-        self._services = Services(client, UpstreamClient(config.gateway), metrics)
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5))
         self._channel = asyncio.create_task(client.run())
         await client.wait_connected(CONNECT_TIMEOUT_S)
@@ -144,12 +152,19 @@ class GatewayDeployment:
     async def check_health(self) -> None:
         if self._channel.done():
             raise TandemError("the gateway's control channel ended")
+        if self._own_page.done():
+            raise TandemError("the HTTP server of the gateway's metrics ended")
 
     async def _ask_scheduler(self, path: str) -> Any:
         async with self._session.get(
             f"http://{await self._address()}{path}", raise_for_status=True
         ) as response:
             return await response.json()
+
+
+def _tracing(config: LabConfig, role: str, attributes: dict[str, str]) -> Tracing | None:
+    endpoint = config.telemetry.otlp_endpoint
+    return Tracing(endpoint, role, attributes) if is_wanted(endpoint) else None
 
 
 def _prepare_process() -> None:

@@ -20,6 +20,7 @@ from serving.engines.step_recorder import ReplicaLabels, StepRecorder
 from serving.http_server import serve_app
 from serving.scheduler.client import keep_connected
 from serving.scheduler.protocol import ReplicaHello, ReplicaLeaving, decode_replica_update, encode
+from serving.telemetry.otlp import Tracing, with_engine_span
 
 logger = logging.getLogger(__name__)
 WARM_UP_TIMEOUT_S = 120
@@ -34,6 +35,7 @@ class Replica:
     Args:
         scheduler_address: finds the scheduler's host:port.
         drain_timeout_s: how long running streams may go on when the replica is told to stop.
+        tracing: exports a span of each request to a collector; None when none is set.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Replica:
         model_name: str,
         scheduler_address: Callable[[], Awaitable[str]],
         drain_timeout_s: float,
+        tracing: Tracing | None = None,
     ) -> None:
         self._engine = engine
         self._lane = lane
@@ -56,11 +59,14 @@ class Replica:
         self._channel: aiohttp.ClientWebSocketResponse | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._has_grace = True
+        self._tracing = tracing
         self.demand_tokens = 0  # the scheduler's word: booked here, and this replica's part of what waits
 
     async def start(self, host: str) -> str:
         """Return the base URL once the engine has answered a first request; only then may others come."""
         app = await self._engine.start()
+        if self._tracing is not None:
+            app = with_engine_span(app, self._tracing)
         collector = ReplicaCollector(self._lane.name, self._replica_id, self._engine.tally)
         self._engine.registry.register(collector)
         paged = with_engine_page(app, self._engine.tally, self._recorder())
@@ -106,6 +112,8 @@ class Replica:
             await asyncio.wait([serving], timeout=CLOSE_LIMIT_S)  # so that it closes its port itself
             serving.cancel()
         self._engine.close()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
 
     async def _leave(self) -> None:
         if self._channel is None:

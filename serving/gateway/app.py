@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -24,6 +25,7 @@ from serving.gateway.errors import error_headers, error_object
 from serving.gateway.openai_request import model_names, route
 
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+DISTINCT_BYTES = 6
 AskScheduler = Callable[[str], Awaitable[Any]]
 
 
@@ -38,9 +40,10 @@ def build_app(config: LabConfig, services: Services, ask_scheduler: AskScheduler
 
     async def complete(request: Request, *, is_chat: bool) -> Any:
         arrived_at_s = time.monotonic()
-        request_id = uuid.uuid4().hex
         try:
-            client_id = _client_request_id(request) or request_id
+            client_id = _client_request_id(request) or uuid.uuid4().hex
+            # Two requests may carry the same id at once; scheduler and engine need to tell them apart.
+            request_id = f"{client_id}-{secrets.token_hex(DISTINCT_BYTES)}"
             raw = await _body(request, config.gateway.max_body_bytes)
             routed = route(raw, request.headers, request_id=request_id, is_chat=is_chat, config=config)
         except RefusedError as refusal:
@@ -52,7 +55,12 @@ def build_app(config: LabConfig, services: Services, ask_scheduler: AskScheduler
                 status_code=ERROR_SHAPES[Reason.CLIENT_CLOSED].status
             )  # nobody is there to read it
         return Completion(
-            services, routed, path=request.url.path, client_request_id=client_id, arrived_at_s=arrived_at_s
+            services,
+            routed,
+            path=request.url.path,
+            client_request_id=client_id,
+            arrived_at_s=arrived_at_s,
+            headers=request.headers,
         )
 
     async def chat_completions(request: Request) -> Any:

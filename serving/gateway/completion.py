@@ -6,8 +6,8 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Coroutine
-from dataclasses import dataclass, replace
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -16,6 +16,7 @@ from serving.core.errors import ERROR_SHAPES, Reason, RefusedError, UpstreamErro
 from serving.core.latency import RequestTimeline, inter_chunk_latencies_s
 from serving.core.request import Outcome, SchedulingRequest
 from serving.core.sse import EventTooLargeError, parse_answer
+from serving.core.step_event import Attempt, RequestSpan
 from serving.gateway.errors import error_event, error_headers, error_object, refusal_reason
 from serving.gateway.metrics import GatewayMetrics
 from serving.gateway.openai_request import RoutedRequest
@@ -24,6 +25,8 @@ from serving.gateway.upstream import Upstream, UpstreamClient
 from serving.scheduler.client import HeldReplica, SchedulerClient
 from serving.scheduler.core import ReplicaVerdict, RequestEnd
 from serving.scheduler.protocol import Granted
+from serving.telemetry.otlp import TracedSpan, Tracing, end_request
+from serving.telemetry.span_log import SpanLog
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +40,19 @@ class ClientGoneError(Exception):
 
 @dataclass(frozen=True)
 class Services:
-    """What every completion of a gateway shares."""
+    """What every completion of a gateway shares.
+
+    Attributes:
+        tracing: exports spans to a collector; None when none is set.
+        logs_requests: one line in the log for each request that ends.
+    """
 
     scheduler: SchedulerClient
     upstream: UpstreamClient
     metrics: GatewayMetrics
+    spans: SpanLog = field(default_factory=SpanLog)
+    tracing: Tracing | None = None
+    logs_requests: bool = False
 
 
 class Completion:
@@ -49,8 +60,9 @@ class Completion:
 
     Args:
         path: `/v1/chat/completions` or `/v1/completions`.
-        client_request_id: the id the client sees, for logs; the scheduling id is unique, this one may not be.
+        client_request_id: the id the client sees; the scheduling id begins with it and is unique.
         arrived_at_s: monotonic instant of arrival.
+        headers: the client's, for the trace that it may be part of.
     """
 
     def __init__(
@@ -61,6 +73,7 @@ class Completion:
         path: str,
         client_request_id: str,
         arrived_at_s: float,
+        headers: Mapping[str, str],
     ) -> None:
         self._services = services
         self._request = request
@@ -71,9 +84,18 @@ class Completion:
         self._granted: Granted | None = None
         self._status: int | None = None  # None until the response has begun
         self._engine_refusal: Reason | None = None
+        self._attempts: list[Attempt] = []
+        self._ended: tuple[int, Outcome, Reason | None] | None = None  # CLOCK_MONOTONIC in ns
+        self._traced: TracedSpan | None = None
+        if services.tracing is not None:
+            self._traced = services.tracing.begin("gateway", headers, _ns(arrived_at_s))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, and stop the engine as soon as the client has gone."""
+        with self._services.spans.running(self.span):
+            await self._answer_and_account(receive, send)
+
+    async def _answer_and_account(self, receive: Receive, send: Send) -> None:
         outcome: Outcome = Outcome.FAILED
         reason: Reason | None = Reason.INTERNAL
         try:
@@ -94,7 +116,7 @@ class Completion:
             return Outcome.REJECTED, refusal.reason
         except UpstreamError as error:
             replica = self._granted.replica_id if self._granted else ""
-            logger.warning("request %s on %s: %s", self._client_request_id, replica, error)
+            logger.warning("request %s on %s: %s", self._request.scheduling.request_id, replica, error)
             await self._send_error(send, error.reason, str(error))
             return Outcome.FAILED, error.reason
         return self._how_it_ended()
@@ -119,7 +141,7 @@ class Completion:
             age_s = time.monotonic() - self._arrived_at_s
             if self._status is not None or self._granted is None or _is_late(request, age_s):
                 raise
-            logger.warning("request %s: %s; trying another replica", self._client_request_id, error)
+            logger.warning("request %s: %s; trying another replica", request.request_id, error)
             again = replace(
                 request,
                 request_id=f"{request.request_id}-again",
@@ -145,13 +167,28 @@ class Completion:
     async def _attempt(self, request: SchedulingRequest, send: Send) -> None:
         # Half an event of a replica that broke must not stand before the first event of the next.
         self._notes = StreamNotes(strip_usage=self._request.strip_usage)
+        self._attempts.append(Attempt(request.request_id, submitted_ns=time.monotonic_ns()))
+        try:
+            await self._attempt_with_lease(request, send)
+        finally:
+            self._note_attempt(ended_ns=time.monotonic_ns())
+
+    def _note_attempt(self, **parts: Any) -> None:
+        self._attempts[-1] = replace(self._attempts[-1], **parts)
+
+    async def _attempt_with_lease(self, request: SchedulingRequest, send: Send) -> None:
         async with self._services.scheduler.lease(request) as held:
-            self._granted = held.granted
+            self._granted = granted = held.granted
+            self._note_attempt(
+                granted_ns=time.monotonic_ns(), lane=granted.lane, replica_id=granted.replica_id
+            )
+            carried = self._traced.headers if self._traced else {}
             url = held.granted.url + self._path
             try:
                 async with self._services.upstream.post(
-                    url, self._request.body, request.request_id
+                    url, self._request.body, request.request_id, carried
                 ) as upstream:
+                    self._note_attempt(first_byte_ns=time.monotonic_ns())
                     if upstream.content_type.startswith("text/event-stream"):
                         await self._pass_events(send, upstream)
                     else:
@@ -237,7 +274,35 @@ class Completion:
             body = error_event(reason, message)
         await send({"type": "http.response.body", "body": body})
 
+    def span(self) -> RequestSpan:
+        """The request as it stands."""
+        ended_ns, outcome, reason = self._ended or (None, None, None)
+        notes = self._notes
+        return RequestSpan(
+            gateway_id=self._services.spans.gateway_id,
+            request_id=self._request.scheduling.request_id,
+            client_request_id=self._client_request_id,
+            arrived_ns=_ns(self._arrived_at_s),
+            attempts=tuple(self._attempts),
+            first_token_ns=_ns(notes.chunk_at_s[0]) if notes.chunk_at_s else None,
+            ended_ns=ended_ns,
+            outcome=outcome,
+            reason=reason or "",
+            prompt_tokens=notes.prompt_tokens,
+            output_tokens=notes.output_tokens,
+        )
+
+    def _tell(self, outcome: Outcome, reason: Reason | None) -> None:
+        """Of the end: to the log and to the collector, where they want to know."""
+        self._ended = time.monotonic_ns(), outcome, reason
+        span = self.span()
+        if self._traced is not None:
+            end_request(self._traced, span)
+        if self._services.logs_requests:
+            logger.info("request %s", request_line(span))
+
     def _account(self, outcome: Outcome, reason: Reason | None) -> None:
+        self._tell(outcome, reason)
         lane, notes, metrics = (
             self._granted.lane if self._granted else "",
             self._notes,
@@ -258,6 +323,28 @@ class Completion:
             metrics.completed(lane, timeline, notes.prompt_tokens or 0, self._request.is_stream, tenant)
         if self._request.is_stream:
             metrics.judge(lane or self._request.scheduling.lane or "", outcome, reason, timeline)
+
+
+def request_line(span: RequestSpan) -> str:
+    """A request that ended, in a line: who, how, where, how long. Never what it said."""
+    last = span.attempts[-1] if span.attempts else None
+    parts: dict[str, object] = {"outcome": span.outcome, "reason": span.reason or None}
+    if last is not None:
+        parts |= {"replica": last.replica_id or None, "attempts": len(span.attempts)}
+        parts["queue_s"] = _seconds(last.submitted_ns, last.granted_ns)
+    parts["ttft_s"] = _seconds(span.arrived_ns, span.first_token_ns)
+    parts["e2e_s"] = _seconds(span.arrived_ns, span.ended_ns)
+    parts |= {"prompt_tokens": span.prompt_tokens, "output_tokens": span.output_tokens}
+    shown = [f"{name}={value}" for name, value in parts.items() if value is not None]
+    return " ".join([span.request_id, *shown])
+
+
+def _seconds(from_ns: int, to_ns: int | None) -> str | None:
+    return None if to_ns is None else f"{(to_ns - from_ns) / 1e9:.4f}"
+
+
+def _ns(instant_s: float) -> int:
+    return round(instant_s * 1e9)
 
 
 def _is_late(request: SchedulingRequest, age_s: float) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
 import aiohttp
@@ -39,13 +39,18 @@ class UpstreamClient:
         await self._session.close()
 
     @contextlib.asynccontextmanager
-    async def post(self, url: str, body: bytes, request_id: str) -> AsyncIterator[Upstream]:
+    async def post(
+        self, url: str, body: bytes, request_id: str, carried: Mapping[str, str]
+    ) -> AsyncIterator[Upstream]:
         """Send a request; leaving the block closes the connection, which stops the generation.
+
+        Args:
+            carried: further headers.
 
         Raises:
             UpstreamError: no connection, no answer in time, or the answer broke off.
         """
-        headers = {"content-type": "application/json", "x-request-id": request_id}
+        headers = {"content-type": "application/json", "x-request-id": request_id, **carried}
         try:
             async with asyncio.timeout(self._config.first_byte_timeout_s):
                 response = await self._session.post(url, data=body, headers=headers)

@@ -254,6 +254,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "gateway": config.GatewayConfig,
     "scheduler": config.SchedulerConfig,
     "slo": config.SloConfig,
+    "telemetry": config.TelemetryConfig,
     "bands[]": config.BandConfig,
     "tenants[]": config.TenantConfig,
     "lanes[]": config.LaneConfig,
@@ -344,6 +345,10 @@ def test_every_settings_class_is_documented() -> None:
     ("text", "fault"),
     [
         (LANES + "gateway: {port: true}\n", "gateway.port = True: must be a whole number"),
+        (
+            LANES + "telemetry: {otlp_endpoint: 'localhost:4318'}\n",
+            "telemetry.otlp_endpoint: 'localhost:4318' must be a URL that begins with http:// or https://",
+        ),
         (
             "lanes: [{name: b, strategy: batched, replicas: '2'}]\n",
             "lanes.0.replicas = '2': must be a whole number",
