@@ -50,26 +50,17 @@ class Workload:
     write: Callable[[Slot], Written] | None = None
     parts: tuple[tuple[Workload, int], ...] = ()
 
-    def request(
-        self, seed: int, number: int, arrival: Arrival | None = None, output_tokens: int | None = None
-    ) -> ChatRequest:
-        """Request `number` (>= 0) in the order of `seed`.
-
-        Args:
-            arrival: its lengths, if it has any, win over all others.
-            output_tokens: length of an answer, where neither the trace nor the prompt's own row gives one.
-        """
+    def request(self, seed: int, number: int, arrival: Arrival | None = None) -> ChatRequest:
+        """Request `number` (>= 0) in the order of `seed`; the lengths of `arrival`, if it has any, win."""
         if self.write is None:
             parts, weights = zip(*self.parts, strict=True)
             (part,) = random.Random(f"{self.name}/{seed}/{number}").choices(parts, weights)
-            request: ChatRequest = part.request(seed, number, arrival, output_tokens)
+            request: ChatRequest = part.request(seed, number, arrival)
             return request
         arrival = arrival or Arrival(0)
         slot = Slot(seed, number, self.counter, self.prompt_tokens, arrival.prompt_tokens)
         messages, own_output_tokens = self.write(slot)
-        return ChatRequest(
-            messages, arrival.output_tokens or own_output_tokens or output_tokens or self.output_tokens
-        )
+        return ChatRequest(messages, arrival.output_tokens or own_output_tokens or self.output_tokens)
 
     def body(
         self,
@@ -77,7 +68,6 @@ class Workload:
         model: str,
         seed: int,
         number: int,
-        output_tokens: int | None = None,
         arrival: Arrival | None = None,
         dialect: Dialect = Dialect.TANDEM,
         salt: str = "",
@@ -85,7 +75,7 @@ class Workload:
     ) -> dict[str, Any]:
         """The body to send for `request` of the same arguments; the others are those of `build_body`."""
         return build_body(
-            self.request(seed, number, arrival, output_tokens),
+            self.request(seed, number, arrival),
             model=model,
             seed=seed,
             dialect=dialect,

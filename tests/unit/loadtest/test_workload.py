@@ -148,19 +148,17 @@ def test_a_part_of_a_mix_is_what_it_is_alone() -> None:
 
 @pytest.mark.parametrize("name", WORKLOAD_NAMES)
 def test_lengths_of_a_trace_win(name: str) -> None:
-    load = load_workload(name, prompt_tokens=900)
+    load = load_workload(name, prompt_tokens=900, output_tokens=5)
     for number in range(TURNS * CONVERSATIONS_AT_ONCE):
-        request = load.request(1, number, Arrival(0, 400, 77), output_tokens=5)
+        request = load.request(1, number, Arrival(0, 400, 77))
         size = sum(BYTE_ESTIMATE.count(message["content"]) for message in request.messages)
         assert size == pytest.approx(400, abs=8)
         assert request.output_tokens == 77
 
 
 def test_the_length_of_an_answer() -> None:
-    load = load_workload("rag")
-    assert load.request(1, 0).output_tokens == 32
-    assert load.request(1, 0, output_tokens=48).output_tokens == 48
-    assert load.request(1, 0, Arrival(0, output_tokens=7), output_tokens=48).output_tokens == 7
+    assert load_workload("rag").request(1, 0).output_tokens == 32
+    assert load_workload("rag").request(1, 0, Arrival(0, output_tokens=7)).output_tokens == 7
     for name in ("rag", "mixed:rag=1"):
         assert load_workload(name, output_tokens=50).request(1, 0).output_tokens == 50
 
@@ -174,8 +172,8 @@ def test_a_file_is_used_up_before_a_row_comes_back(tmp_path: Path) -> None:
         {"messages": own},
     ]
     path.write_text("\ufeff" + "\r\n".join(map(json.dumps, rows)) + "\r\n\r\n")
-    load = load_workload(f"file:{path}")
-    requests = [load.request(1, number, output_tokens=30) for number in range(6)]
+    load = load_workload(f"file:{path}", output_tokens=30)
+    requests = [load.request(1, number) for number in range(6)]
     assert {text(one) for one in requests[:3]} == {
         "user: One?",
         "user: Two?",
