@@ -16,7 +16,7 @@ from loadtest.prompt_tokens import BYTE_ESTIMATE, TokenCounter
 from loadtest.record import ClientReason, RequestLabel, RequestRecord
 from loadtest.slo import Slo, can_still_hold
 from loadtest.sse_client import ClientSettings, StreamingClient
-from loadtest.workload import load_workload
+from loadtest.workload import Workload, load_workload
 
 Clock = Callable[[], float]
 
@@ -47,6 +47,17 @@ class Sender:
         plan = self.plan
         settings = ClientSettings(plan.base_url, plan.connect_timeout_s, plan.idle_timeout_s)
         return StreamingClient(settings, self.clock)
+
+    def workload(self, stage: StagePlan) -> Workload:
+        """The stage's workload in the sizes of this run."""
+        return load_workload(
+            stage.workload,
+            prompt_tokens=self.plan.prompt_tokens,
+            output_tokens=self.plan.output_tokens,
+            counter=cast(
+                "Any", self.counter
+            ),  # is hashable, which the cache wants and the protocol does not say
+        )
 
     def warm_up(self, client: StreamingClient, stage: StagePlan) -> RequestRecord:
         """One request before a lane's first stage, with a prompt that no stage has: none is in a cache then."""
@@ -89,15 +100,7 @@ class Sender:
         scheduled_at_s: float,
         arrival: Arrival | None,
     ) -> RequestRecord:
-        workload = load_workload(
-            stage.workload,
-            prompt_tokens=self.plan.prompt_tokens,
-            output_tokens=self.plan.output_tokens,
-            counter=cast(
-                "Any", self.counter
-            ),  # is hashable, which the cache wants and the protocol does not say
-        )
-        body = workload.body(
+        body = self.workload(stage).body(
             model=f"{self.plan.model}:{stage.lane}",
             seed=self.plan.seed,
             number=label.number,
@@ -244,6 +247,8 @@ class OpenStage(Stage):
     ) -> None:
         super().__init__(sender, plan, on_record)
         self._arrivals = arrivals_of(plan, sender.plan.seed)
+        # Texts are read, and the tokenizer is loaded, by the first prompt: not while the schedule runs.
+        sender.workload(plan).request(sender.plan.seed, plan.first_prompt)
         self._max_in_flight = max_in_flight
 
     def run_user(self) -> None:
