@@ -5,63 +5,27 @@ a completed one, 1 not so, 2 wrong usage, 3 the lab cannot be reached, 130 stopp
 was stopped goes on with `--resume`.
 """
 
-# The runner brings Locust, which patches the interpreter: it must come before whatever imports ssl or socket.
+# The job brings Locust, which patches the interpreter: it must come before whatever imports ssl or socket.
 # isort: off
-from loadtest.runner import Runner, Stop
+from loadtest import job
 # isort: on
 
 import secrets
-import signal
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
-import gevent
 
-from loadtest import experiment, lab, report, resume, rundir
-from loadtest.ceiling import measure_ceiling
-from loadtest.client_health import ClientCeiling
+from loadtest import experiment, lab, resume, rundir
+from loadtest.job import DEFAULT_URL, Job
 from loadtest.load import ClosedLoop
-from loadtest.plan import Plan, arrivals_of, read_plan, write_plan
-from loadtest.prompt_tokens import TOKENIZER_FILE, TokenCounter, token_counter
-from loadtest.rundir import RunFile, RunInfo, RunStatus, StageRun
+from loadtest.plan import arrivals_of, read_plan, write_plan
 from loadtest.sse_client import ClientSettings
-from serving import machine, model_store, run_directory
-from serving.progress import progress
-
-EXIT_INCOMPLETE = 1
-EXIT_UNREACHABLE = 3
-EXIT_SIGNAL = 128  # plus the number of the signal, as shells have it: 130 for Ctrl-C
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-DEFAULT_URL = "http://127.0.0.1:8000"
-CEILING_S = 2.0
-CEILING_STREAMS = 32  # for a run of open loops, whose width is not known before
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A run about to start, or to go on.
-
-    Attributes:
-        info: what is known of the run; its status and duration change as it goes.
-        stages: those that ran already.
-        offset_s: where the run's clock stands.
-    """
-
-    plan: Plan
-    directory: Path
-    info: RunInfo
-    stages: tuple[StageRun, ...] = ()
-    offset_s: float = 0.0
-
-    @property
-    def finished(self) -> frozenset[str]:
-        return frozenset(stage.plan.key for stage in self.stages)
+from serving import run_directory
 
 
 def _names(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:
@@ -155,22 +119,14 @@ def main(
     **flags: Any,
 ) -> None:
     given = {key: value for key, value in flags.items() if value is not None and value != ()}
-    try:
+    with job.usage_errors():
         _refuse_together(experiment_file, plan_file, resume_dir, out, given)
         if resume_dir is not None:
-            job = _resumed(resume_dir, base_url)
+            run = _resumed(resume_dir, base_url)
         else:
-            job = _fresh(plan_file, experiment_file, given, base_url, out, runs_dir)
-        run_directory.point_latest_at(job.directory.resolve())
-    except lab.LabError as error:
-        click.echo(f"{error}\nIs the lab up? `tandem up` starts it.", err=True)
-        sys.exit(EXIT_UNREACHABLE)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-    except OSError as error:
-        where = f"{error.filename}: {error.strerror}"
-        raise click.UsageError(f"the run's directory cannot be made: {where} (--out, --runs-dir)") from None
-    sys.exit(_run(job, ceiling, as_json))
+            run = _fresh(plan_file, experiment_file, given, base_url, out, runs_dir)
+        run_directory.point_latest_at(run.directory.resolve())
+    sys.exit(_run(run, ceiling, as_json))
 
 
 def _refuse_together(
@@ -234,10 +190,10 @@ def _fresh(
             if not isinstance(stage.load, ClosedLoop):
                 arrivals_of(stage, plan.seed)
     now = datetime.now(UTC)
-    directory = _make_directory(out, runs_dir, plan.name, now)
+    directory = job.make_directory(out, runs_dir, plan.name, now)
     write_plan(plan, directory / rundir.PLAN_FILE)
     (directory / rundir.REQUESTS_FILE).touch()
-    return Job(plan, directory, _info(plan, directory, now, description))
+    return Job(plan, directory, job.first_info(plan, directory, now, description))
 
 
 def _resumed(directory: Path, base_url: str | None) -> Job:
@@ -260,130 +216,21 @@ def _resumed(directory: Path, base_url: str | None) -> Job:
     return Job(replace(past.plan, base_url=url), directory, info, past.run.stages, past.offset_s)
 
 
-def _make_directory(out: Path | None, runs_dir: Path, name: str, started_at: datetime) -> Path:
-    if out is None:
-        return run_directory.create_run_dir(runs_dir, name, started_at)
-    out.mkdir(parents=True, exist_ok=True)
-    if any(out.iterdir()):
-        raise ValueError(f"{out} is not empty; a run needs a directory of its own (--out)")
-    return out
-
-
-def _run(job: Job, with_ceiling: bool, as_json: bool) -> int:
+def _run(run: Job, with_ceiling: bool, as_json: bool) -> int:
     """Run what is left of the plan, write run and report, and return the exit code."""
-    plan = job.plan
-    todo = replace(plan, stages=tuple(stage for stage in plan.stages if stage.key not in job.finished))
+    plan = run.plan
+    todo = replace(plan, stages=tuple(stage for stage in plan.stages if stage.key not in run.finished))
     click.echo(
         f"{len(todo.stages)} stages, {todo.num_requests} requests; "
         f"about {todo.estimated_s:.0f} s expected, at most {todo.max_s:.0f} s by the time boxes; seed {plan.seed}",
         err=True,
     )
-    stop = Stop()
-    with progress() as say:
-        counter = _token_counter(plan, job.info.model)
-        info = replace(job.info, token_counter=counter.name)
-        if with_ceiling and info.ceiling is None:
-            say("measuring what this client can do")
-            info = replace(info, ceiling=_measure_ceiling(plan))
-        if info.parts == 1:
-            info = replace(info, started_at=datetime.now(UTC).isoformat(timespec="milliseconds"))
-        stages = list(job.stages)
-        with _told_of_signals(stop):
-            requests_path = job.directory / rundir.REQUESTS_FILE
-            with Runner(
-                plan,
-                info.id,
-                requests_path,
-                say,
-                stop,
-                counter=counter,
-                part=info.parts,
-                offset_s=job.offset_s,
-            ) as runner:
-                began_at_s = runner.clock()
-
-                def save(status: RunStatus) -> None:
-                    spent_s = job.info.duration_s + runner.clock() - began_at_s
-                    rundir.write_run(
-                        RunFile(replace(info, duration_s=spent_s, status=status), tuple(stages)),
-                        job.directory,
-                    )
-
-                save(RunStatus.RUNNING)
-                for measured in runner.run_all(job.finished):
-                    stages.append(measured.run)
-                    save(RunStatus.RUNNING)
-                status = _status(stop, plan, stages)
-                save(status)
-        say("writing the report")
-        summary = report.build(job.directory)
-    report.show(summary, job.directory, as_json)
-    if stop.signal is not None:
-        click.echo(f"tandem bench --resume {job.directory} goes on with it", err=True)
-        return EXIT_SIGNAL + stop.signal
-    has_empty_stage = any(stage.requests == stage.failures for stage in summary.stages)
-    return EXIT_INCOMPLETE if has_empty_stage or status is not RunStatus.COMPLETE else 0
-
-
-@contextmanager
-def _told_of_signals(stop: Stop) -> Iterator[None]:
-    """Let signals stop the run in good order meanwhile.
-
-    Afterwards they end the program at once: no request is in flight, the records are written.
-    """
-    watchers = [gevent.signal_handler(number, stop.set, number) for number in STOP_SIGNALS]
-    try:
-        yield
-    finally:
-        for number, watcher in zip(STOP_SIGNALS, watchers, strict=True):
-            watcher.cancel()
-            signal.signal(number, signal.SIG_DFL)
-
-
-def _token_counter(plan: Plan, model: Mapping[str, Any]) -> TokenCounter:
-    """The tokenizer of the plan, else that of the served model where it lies on this machine, else an estimate.
-
-    Raises:
-        ValueError: the plan names a place without a tokenizer.
-    """
-    if plan.tokenizer is not None:
-        return token_counter(Path(plan.tokenizer))
-    directory = model_store.directory_of(model["path"])
-    return token_counter(directory if (directory / TOKENIZER_FILE).is_file() else None)
-
-
-def _measure_ceiling(plan: Plan) -> ClientCeiling:
-    """What this client can do at the run's own width, where that is known: users of its widest closed loop."""
-    users = [stage.load.users for stage in plan.stages if isinstance(stage.load, ClosedLoop)]
-    return measure_ceiling(streams=max(users, default=CEILING_STREAMS), duration_s=CEILING_S)
-
-
-def _status(stop: Stop, plan: Plan, stages: list[StageRun]) -> RunStatus:
-    if stop.is_set:
-        return RunStatus.INTERRUPTED
-    counted = {stage.plan.key: stage.locust_requests for stage in stages}
-    is_complete = all(counted.get(stage.key) == stage.requests for stage in plan.stages)
-    return RunStatus.COMPLETE if is_complete else RunStatus.INCOMPLETE
-
-
-def _info(plan: Plan, directory: Path, started_at: datetime, description: Mapping[str, Any]) -> RunInfo:
-    return RunInfo(
-        id=directory.name,
-        name=plan.name,
-        started_at=started_at.isoformat(timespec="milliseconds"),
-        duration_s=0.0,
-        status=RunStatus.RUNNING,
-        seed=plan.seed,
-        output_tokens=plan.output_tokens,
-        planned_requests=plan.num_requests,
-        base_url=plan.base_url,
-        machine=machine.describe(),
-        versions=run_directory.installed_versions(),
-        config=description["config"],
-        model=description["model"],
-        replicas=description["replicas"],
-        slo=plan.slo,
+    outcome = job.execute(
+        run, lambda runner, _: runner.run_all(run.finished), with_ceiling=with_ceiling, as_json=as_json
     )
+    if outcome.signal is not None:
+        click.echo(f"tandem bench --resume {run.directory} goes on with it", err=True)
+    return outcome.exit_code
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ ANSWER_S = 10.0
 LIMIT_DISPATCH_LAG_S = 0.05
 HELD_SHARE = 0.98
 BUSY_SHARE = 0.9
+NOT_WORK = ("idle", "iowait", "guest", "guest_nice")  # guests are counted under user as well
 
 _LABEL = RequestLabel("ceiling", "noop", "ceiling", "ceiling", 0)
 
@@ -209,29 +210,37 @@ def hold(url: str, streams: int, tokens_per_s: float, duration_s: float) -> Part
 
 def _run_parts(
     url: str, server_pid: int, streams: int, tokens_per_s: float, processes: int, duration_s: float
-) -> tuple[list[Part], float]:
-    """What each client process held, and the server's share of a core while all streams were open."""
+) -> tuple[list[Part], float, float]:
+    """What each client process held; the server's share of a core meanwhile, and that of everything else."""
     command = [sys.executable, "-m", "gevent.monkey", "--module", "loadtest.ceiling", "--url", url]
     command += ["--tokens-per-s", str(tokens_per_s), "--duration-s", str(duration_s), "--streams"]
     shares = [streams * (n + 1) // processes - streams * n // processes for n in range(processes)]
     parts = [subprocess.Popen([*command, str(share)], stdout=subprocess.PIPE, text=True) for share in shares]
     try:
         time.sleep(ANSWER_S + 1)
-        before_s = _processor_s(server_pid)
+        before_s, all_before_s = _processor_s(server_pid), _machine_s()
         time.sleep(duration_s - 1)
         server_share = (_processor_s(server_pid) - before_s) / (duration_s - 1)
+        all_share = (_machine_s() - all_before_s) / (duration_s - 1)
         rows = [part.communicate()[0] for part in parts]
     finally:
         for part in parts:
             part.kill()
             part.wait()
-    return [Part(**json.loads(row)) for row in rows], server_share
+    held = [Part(**json.loads(row)) for row in rows]
+    return held, server_share, max(0.0, all_share - server_share - sum(part.cpu_share for part in held))
 
 
 def _processor_s(pid: int) -> float:
     """Processor time of a process and its children, in seconds."""
     processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
     return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
+
+
+def _machine_s() -> float:
+    """Processor time of all processes and of the kernel, in seconds."""
+    times = psutil.cpu_times()
+    return sum(value for name, value in times._asdict().items() if name not in NOT_WORK)
 
 
 def _text(

@@ -10,17 +10,22 @@ from loadtest.record import RequestRecord
 from loadtest.summary import ClientSummary
 from serving.core.latency import percentile
 
+SHORTEST_SPAN_S = 2.0
+
 
 def offered_per_s(load: Load, records: Sequence[RequestRecord], planned: int) -> float | None:
     """Requests/s of the schedule, from its first due instant to its last.
 
-    None in a closed loop, and where fewer than two requests were due.
+    None in a closed loop, and where all were due within `SHORTEST_SPAN_S`.
 
     Args:
         planned: how many should have a record; the records themselves when the stage was cut.
     """
     span_s = _span_s([record.scheduled_at_s for record in records])
-    return None if isinstance(load, ClosedLoop) or not span_s else (planned - 1) / span_s
+    # Of a shorter stretch the rate says nothing: a millisecond would be a percent of it.
+    if isinstance(load, ClosedLoop) or span_s < SHORTEST_SPAN_S:
+        return None
+    return (planned - 1) / span_s
 
 
 def achieved_per_s(load: Load, records: Sequence[RequestRecord]) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from loadtest import capacity_findings
 from loadtest.crossover import Crossing, Crossover, Verdict
+from loadtest.record import ClientReason
 from loadtest.rundir import RunStatus
 from loadtest.summary import Estimate, StageSummary, Summary
 from loadtest.wording import count, rate, share, time
@@ -30,7 +31,7 @@ class Invalidity:
 def invalidity(summary: Summary) -> Invalidity | None:
     """None for a run whose every stage may be used."""
     bad = [stage for stage in summary.stages if stage.invalid]
-    if not bad:
+    if not bad or summary.is_valid:
         return None
     which = "all" if len(bad) == len(summary.stages) else f"{len(bad)} of"
     headline = (
@@ -150,6 +151,13 @@ def _speculation(crossover: Crossover) -> str:
 
 def _failures(summary: Summary) -> str:
     planned, recorded = summary.run.planned_requests, summary.requests
+    if summary.run.search is not None:
+        given_up = _given_up(summary)
+        completed, failed = recorded - summary.num_failures, summary.num_failures - given_up
+        return (
+            f"Of {recorded} requests {completed} completed, {failed} failed, and {given_up} were given up "
+            "with probes that could not hold any more."
+        )
     text = f"Of {planned} planned requests "
     if recorded == planned and not summary.num_failures:
         return text + "all completed."
@@ -157,6 +165,11 @@ def _failures(summary: Summary) -> str:
     if recorded < planned:
         text += f" and {planned - recorded} have no record"
     return text + "."
+
+
+def _given_up(summary: Summary) -> int:
+    """Requests that the tool ended because their stage was decided."""
+    return sum(each.count for each in summary.failures if each.reason == ClientReason.STAGE_HOPELESS)
 
 
 def _load(stage: StageSummary) -> str:
@@ -182,11 +195,14 @@ def warnings(summary: Summary) -> tuple[str, ...]:
         )
     if summary.run.status is not RunStatus.COMPLETE:
         found.append(f"The run is {summary.run.status}: not every planned request has a record.")
-    if cut := [stage.key for stage in summary.stages if stage.cut]:
+    if summary.run.search is not None:
+        # A search gives hopeless probes up and makes invalid ones again: neither weakens what it found.
+        if bad := sum(not probe.is_valid for each in summary.capacities for probe in each.probes):
+            found.append(f"{count(bad, 'probe')} came out invalid and counted for nothing.")
+    elif cut := [stage.key for stage in summary.stages if stage.cut]:
         found.append(f"Cut before their end: {', '.join(cut)}.")
     if wrong := sum(stage.wrong_lengths for stage in summary.stages):
         found.append(f"{wrong} answers are not as long as was asked: the lanes did not do the same work.")
-    if summary.failures:
-        failed = sum(failure.count for failure in summary.failures)
+    if failed := sum(failure.count for failure in summary.failures) - _given_up(summary):
         found.append(f"{failed} requests did not complete; the reasons are listed below.")
     return tuple(found)

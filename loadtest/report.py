@@ -102,10 +102,17 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
         ("Engines", engines),
         ("Seed", str(run.seed)),
         ("Objective", summary.slo or "none given"),
-        ("Answers", f"{run.output_tokens} tokens each where the workload does not say otherwise, greedy"),
+        ("Answers", f"{_answers(run.output_tokens)}, greedy"),
+        ("Prompt tokens", f"counted by {run.token_counter}"),
         ("Address", run.base_url),
-        ("Status", run.status),
+        ("Status", run.status + (f", in {run.parts} parts" if run.parts > 1 else "")),
     ]
+
+
+def _answers(output_tokens: int | None) -> str:
+    if output_tokens is None:
+        return "as long as the workload has them"
+    return f"{output_tokens} tokens each where the workload or a trace does not say otherwise"
 
 
 @click.command(

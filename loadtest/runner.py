@@ -10,7 +10,7 @@ from locust.exception import StopUser
 import resource
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -128,17 +128,21 @@ class Runner:
         for number, stage in enumerate(todo):
             if self._stop.is_set:
                 return
-            measured = self.run_stage(stage, todo, number)
+
+            def left(share: float, number: int = number) -> str:
+                left_s = time_left_s(todo, number, share, self.clock() - self._began_at_s)
+                return f"about {left_s:.0f} s left"
+
+            measured = self.run_stage(stage, f"stage {number + 1} of {len(todo)}", left)
             if measured is not None:
                 yield measured
 
-    def run_stage(
-        self, plan: StagePlan, todo: Collection[StagePlan] = (), number: int = 0
-    ) -> MeasuredStage | None:
+    def run_stage(self, plan: StagePlan, place: str, left: Callable[[float], str]) -> MeasuredStage | None:
         """Run one stage; the first of a lane is preceded by a request that no figure counts.
 
         Args:
-            todo, number: the stages that are to run and the place of this one among them, for progress.
+            place: the stage's place among others, for progress.
+            left: what to say of the time left, given the share of the stage that is done.
 
         Returns:
             None when the run was stopped before the stage began.
@@ -154,7 +158,7 @@ class Runner:
         monitor = HealthMonitor()
         monitor.start()
         self._runner.start(stage.num_users, spawn_rate=stage.num_users)
-        self._watch(stage, started_at_s, list(todo) or [plan], number)
+        self._watch(stage, started_at_s, place, left)
         finished_at_s = self.clock()
         health = monitor.stop()
         self._runner.stop()
@@ -166,7 +170,7 @@ class Runner:
             finished_at_s=finished_at_s,
             is_cut=stage.stop_reason is not None,
             before=before,
-            after=lab.scrape(self._plan.base_url),
+            after=lab.scrape_at_rest(self._plan.base_url, plan.lane, before, _num_sent(stage.records)),
             locust_requests=counted.num_requests,
             locust_failures=counted.num_failures,
             client=health,
@@ -177,13 +181,16 @@ class Runner:
 
     def _warm_up(self, plan: StagePlan) -> None:
         self._say(f"lane {plan.lane}: one request to warm up")
+        before = lab.scrape(self._plan.base_url)
         warm_up = WarmUp(self._sender, plan, self._keep)
         self._stop.stage = warm_up
         warm_up.run_user()
         self._stop.stage = None
         self._warm_lanes.add(plan.lane)
+        # What the gateway counts late must not fall into the stage that follows.
+        lab.scrape_at_rest(self._plan.base_url, plan.lane, before, 1)
 
-    def _watch(self, stage: Stage, started_at_s: float, todo: list[StagePlan], number: int) -> None:
+    def _watch(self, stage: Stage, started_at_s: float, place: str, left: Callable[[float], str]) -> None:
         said_at_s = float("-inf")
         while not stage.done.is_set():
             now_s = self.clock()
@@ -194,12 +201,9 @@ class Runner:
                 stage.judge(self._slo)
             if now_s - said_at_s >= self._line_every_s:
                 said_at_s = now_s
-                left_s = time_left_s(
-                    todo, number, stage.share(now_s - started_at_s), now_s - self._began_at_s
-                )
                 self._say(
-                    f"stage {number + 1} of {len(todo)}: {stage.plan.lane}, {stage.plan.workload}, "
-                    f"{stage.plan.load.label}: {stage.progress}; about {left_s:.0f} s left"
+                    f"{place}: {stage.plan.lane}, {stage.plan.workload}, {stage.plan.load.label}: "
+                    f"{stage.progress}; {left(stage.share(now_s - started_at_s))}"
                 )
             stage.done.wait(TICK_S)
 
@@ -208,6 +212,10 @@ class Runner:
         self._requests.flush()
         if not record.label.is_warmup:
             report_to_locust(self._environment, record.label.stage, record)
+
+
+def _num_sent(records: Collection[RequestRecord]) -> int:
+    return sum(record.sent_at_s is not None for record in records)
 
 
 def _allow_open_files(wanted: int) -> int:

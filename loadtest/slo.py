@@ -63,10 +63,23 @@ class Slo:
     attainment: float
 
     def misses(self, record: RequestRecord) -> tuple[str, ...]:
-        """The limits that a finished request broke, by their text; `failed` for one that did not complete."""
+        """The limits that a finished request broke, by their text; `failed` for one that did not complete.
+
+        Of one that the tool gave up with its stage, those it had broken by then.
+        """
+        if record.reason == ClientReason.STAGE_HOPELESS:
+            return self._missed_already(record)
         if not record.is_completed:
             return (FAILED,)
         return tuple(limit.text for limit in self.limits if not limit.is_kept(record.timeline))
+
+    def _missed_already(self, record: RequestRecord) -> tuple[str, ...]:
+        """Limits that a request had broken when the tool gave its stage up."""
+        age_s = record.finished_at_s - record.scheduled_at_s
+        timeline = record.timeline
+        has_begun = timeline.first_token_at_s is not None
+        values_s = {"e2e": age_s, "ttft": ttft_s(timeline) if has_begun else age_s}
+        return tuple(each.text for each in self.limits if values_s.get(each.metric, 0.0) >= each.limit_s)
 
     def is_met_by(self, misses: Iterable[str]) -> bool:
         """Whether a request with these misses meets the objective."""
@@ -134,7 +147,7 @@ def evaluate(slo: Slo, records: Sequence[RequestRecord], duration_s: float) -> S
     Raises:
         ValueError: there is no request to judge.
     """
-    found = judged(records)
+    found = decided(slo, records)
     if not found:
         raise ValueError("an objective needs at least one finished request; there is none")
     misses = [slo.misses(record) for record in found]
@@ -160,6 +173,18 @@ def evaluate(slo: Slo, records: Sequence[RequestRecord], duration_s: float) -> S
 def judged(records: Iterable[RequestRecord]) -> list[RequestRecord]:
     """Those that say something of the server: all but what the user broke off."""
     return [record for record in records if record.reason != ClientReason.INTERRUPTED]
+
+
+def decided(slo: Slo, records: Iterable[RequestRecord]) -> list[RequestRecord]:
+    """Those of which it is known whether they met the objective.
+
+    A request that was given up with its stage is, once it has broken a limit; else nobody knows.
+    """
+    return [
+        record
+        for record in judged(records)
+        if record.reason != ClientReason.STAGE_HOPELESS or slo.misses(record)
+    ]
 
 
 def can_still_hold(

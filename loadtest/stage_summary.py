@@ -20,7 +20,7 @@ from loadtest.load import Load
 from loadtest.record import RequestRecord
 from loadtest.rundir import StageRun
 from loadtest.server_view import ServerView, add_speculation, agreements, view
-from loadtest.slo import Slo, evaluate, judged
+from loadtest.slo import Slo, decided, evaluate
 from loadtest.summary import (
     Agreement,
     ClientSummary,
@@ -127,7 +127,7 @@ def summarize_stage(
         ),
         cut=any(stage.is_cut for stage in stages),
         duration_s=sum(stage.finished_at_s - stage.started_at_s for stage in stages),
-        slo=evaluate(slo, records, window_s) if slo is not None and judged(records) else None,
+        slo=evaluate(slo, records, window_s) if slo is not None and decided(slo, records) else None,
         client=_client(plan.load, repeats, ceiling),
         agreements=agreed,
         invalid=invalid,

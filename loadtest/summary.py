@@ -172,8 +172,23 @@ class Summary:
         return sum(stage.failures for stage in self.stages)
 
     @property
+    def spoilt_capacities(self) -> tuple[Capacity, ...]:
+        """Those that are not known, with invalid probes among theirs."""
+        return tuple(
+            capacity
+            for capacity in self.capacities
+            if capacity.rate_per_s is None and not all(probe.is_valid for probe in capacity.probes)
+        )
+
+    @property
     def is_valid(self) -> bool:
-        """Whether every stage's figures may be used."""
+        """Whether every stage's figures may be used; of a sweep, whether every search had the probes it needs.
+
+        A capacity rests on valid probes alone: the search makes an invalid one again. That a lane holds no
+        rate is a result too, unless it is for want of valid probes.
+        """
+        if self.capacities:
+            return not self.spoilt_capacities
         return not any(stage.invalid for stage in self.stages)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import UTC, datetime
 from enum import IntEnum
 from pathlib import Path
 from types import FrameType
@@ -25,9 +27,11 @@ import serving
 from serving import cluster, config, doctor, lab_state, machine, model_store, supervisor
 from serving.config import LabConfig
 from serving.core.errors import ConfigError, TandemError
+from serving.core.trace_file import write_trace
 from serving.doctor import Check, Status
 from serving.lab_state import AlreadyRunningError, NotRunningError
 from serving.progress import progress
+from serving.run_directory import RUNS_DIR, create_run_dir
 
 MAX_REFUSALS_SHOWN = 5
 MAX_GROUPS_SHOWN = 12
@@ -94,6 +98,7 @@ def tandem() -> None:
       tandem up --detach       start the lab; returns when every lane is ready
       tandem status            lanes and replicas
       tandem bench             measure them; ends with a table and a report
+      tandem sweep --slo ...   which lane serves most within an objective
       tandem down              stop it; nothing is left behind
 
     \b
@@ -353,10 +358,24 @@ def waiting_table(scheduler: dict[str, Any]) -> Table:
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def bench(arguments: tuple[str, ...]) -> None:
-    """Measure the running lab: throughput and latency by lane, workload and concurrency."""
-    if not {"-h", "--help", "--base-url"} & {argument.partition("=")[0] for argument in arguments}:
-        arguments = ("--base-url", _running_url(), *arguments)
-    _exit(run_module("loadtest.bench", arguments))
+    """Measure the running lab: throughput and latency by lane, workload and load."""
+    _exit(run_module("loadtest.bench", _with_url(arguments)))
+
+
+@tandem.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True}, add_help_option=False
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def sweep(arguments: tuple[str, ...]) -> None:
+    """Find the highest rate at which each lane keeps an objective: which lane serves most."""
+    _exit(run_module("loadtest.sweep", _with_url(arguments)))
+
+
+def _with_url(arguments: tuple[str, ...]) -> tuple[str, ...]:
+    """The arguments, with the running lab's address where they name none."""
+    if {"-h", "--help", "--base-url"} & {argument.partition("=")[0] for argument in arguments}:
+        return arguments
+    return ("--base-url", _running_url(), *arguments)
 
 
 def _running_url() -> str:
@@ -371,8 +390,54 @@ def _running_url() -> str:
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def report(arguments: tuple[str, ...]) -> None:
-    """Write the report of a run again, from its records: `tandem report runs/<time>-<name>`."""
+    """Write the report of a run again, or compare two: `tandem report runs/A`, `tandem report runs/A runs/B`."""
     _exit(run_module("loadtest.report", arguments))
+
+
+@tandem.command()
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0, 300, min_open=True),
+    default=20.0,
+    show_default=True,
+    help="How long to record.",
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Trace file.  [default: runs/<time>-trace/trace.json]"
+)
+@click.option("--token-ids", is_flag=True, help="Record the tokens of drafts and answers, too.")
+def trace(seconds: float, out: Path | None, token_ids: bool) -> None:
+    """Record engine steps and requests of the running lab; open the result at https://ui.perfetto.dev.
+
+    Beside the trace it writes steps.jsonl, the same in plain rows: docs/tracing.md. It sends no load itself.
+
+    \b
+    Examples:
+      tandem trace --seconds 20
+      tandem trace --seconds 5 --token-ids --out story.json
+    """
+    # Only here: no other verb needs an HTTP client of its own.
+    from serving.telemetry import chrome_trace, recording
+
+    url = _running_url()
+    if out is not None and not os.access(out.parent, os.W_OK):
+        raise click.BadParameter(f"{out.parent} is not a directory to write into", param_hint="--out")
+    with progress() as say:
+        recorded = asyncio.run(recording.record(url, seconds, with_token_ids=token_ids, say=say))
+    try:
+        path = out or create_run_dir(RUNS_DIR, "trace", datetime.now(UTC)) / "trace.json"
+        rows = path.with_name("steps.jsonl" if out is None else f"{path.stem}.steps.jsonl")
+        write_trace(recorded.trace, rows)
+        chrome_trace.write_chrome_trace(recorded.trace, path)
+    except OSError as error:
+        raise TandemError(f"{error.filename}: cannot be written: {error.strerror}") from None
+    _say_err(f"{len(recorded.trace.steps)} step events, {len(recorded.trace.spans)} requests: {rows}")
+    _say_err("open the trace at https://ui.perfetto.dev:")
+    click.echo(path)
+    for fault in recorded.faults:
+        _say_err(f"incomplete: {fault}")
+    if recorded.faults:
+        _exit(ExitCode.FAILED)
 
 
 def run_module(module: str, arguments: Sequence[str], *, stdout: IO[str] | None = None) -> int:

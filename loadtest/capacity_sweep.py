@@ -1,0 +1,99 @@
+"""The stages of a sweep: each lane's capacity search in turn, so that a machine that drifts does so for all.
+
+Pure: it says what to run next and takes in what was measured. `loadtest.sweep` runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from loadtest.analysis import probe_of
+from loadtest.capacity import Capacity, CapacitySearch, SearchSettings
+from loadtest.client_health import ClientCeiling
+from loadtest.load import Process, constant_rate
+from loadtest.plan import StagePlan, plan_open
+from loadtest.slo import Slo
+from loadtest.stage_summary import Repeat
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeLength:
+    """How long a probe offers its rate: long enough for both, yet not longer than `most_s`.
+
+    Attributes:
+        least_s: seconds, at least.
+        requests: expected requests, at least.
+    """
+
+    least_s: float = 20.0
+    requests: int = 30
+    most_s: float = 60.0
+
+    def duration_s(self, rate_per_s: float) -> float:
+        return min(self.most_s, max(self.least_s, self.requests / rate_per_s))
+
+
+class CapacitySweep:
+    """Ask `next_stage`, run it, `record` it, until there is none; then `results`.
+
+    Args:
+        settings: of each search; `first_rate_per_s` is where every lane begins.
+        seed: of prompts and arrivals.
+    """
+
+    def __init__(
+        self,
+        lanes: Sequence[str],
+        workload: str,
+        slo: Slo,
+        settings: SearchSettings,
+        length: ProbeLength,
+        *,
+        process: Process,
+        output_tokens: int | None,
+        seed: int,
+        ceiling: ClientCeiling | None = None,
+    ) -> None:
+        self._searches = {lane: CapacitySearch(lane, workload, settings) for lane in lanes}
+        self._turns = list(lanes)
+        self._workload = workload
+        self._slo = slo
+        self._length = length
+        self._process = process
+        self._output_tokens = output_tokens
+        self._seed = seed
+        self.ceiling = ceiling
+        self._first_prompts: dict[str, int] = {}
+        self._next_prompt = 0
+
+    def next_stage(self) -> StagePlan | None:
+        """The next probe of the lane whose turn it is; None when every search is done or spent."""
+        while self._turns:
+            lane = self._turns[0]
+            asked = self._searches[lane].next_probe()
+            if asked is not None:
+                return self._stage(lane, *asked)
+            self._turns.pop(0)
+        return None
+
+    def record(self, repeat: Repeat) -> None:
+        """Take in the stage that was asked for."""
+        lane = repeat.stage.plan.lane
+        took_s = repeat.stage.finished_at_s - repeat.stage.started_at_s
+        self._searches[lane].record(probe_of(repeat, self._slo, self.ceiling), took_s)
+        self._turns.remove(lane)
+        self._turns.append(lane)
+
+    def results(self) -> tuple[Capacity, ...]:
+        return tuple(search.result() for search in self._searches.values())
+
+    def _stage(self, lane: str, rate_per_s: float, repeat: int) -> StagePlan:
+        load = constant_rate(rate_per_s, self._length.duration_s(rate_per_s), self._process)
+        stage = plan_open(lane, self._workload, load, self._output_tokens, self._seed, repeat)
+        # Lanes get the same prompts at the same rate and repeat; no other stage uses them.
+        name = f"{load.label}/{repeat}"
+        if name not in self._first_prompts:
+            self._first_prompts[name] = self._next_prompt
+            self._next_prompt += stage.prompts_end
+        return replace(stage, first_prompt=self._first_prompts[name], repeat=repeat, stop_early=True)
