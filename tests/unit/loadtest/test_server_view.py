@@ -109,9 +109,9 @@ def test_a_ttft_that_the_client_saw_late_is_found() -> None:
     gateway = Gateway()
     before = [gateway.scrape()]
     for _ in range(4):
-        gateway.complete(0.085)
+        gateway.complete(0.045)
     found = compared([gateway], before, [record("batched", number=n) for n in range(4)])
-    assert not found["mean TTFT from sent (s)"].agrees  # 15 ms apart, 10 allowed
+    assert not found["mean TTFT from sent (s)"].agrees  # 55 ms apart, 50 allowed
 
 
 def test_ttft_is_compared_from_the_instant_of_sending() -> None:
@@ -138,7 +138,7 @@ def test_values_beside_a_bucket_edge_are_no_distance() -> None:
     for _ in range(10):
         gateway.complete(0.199)
     assert largest_distance([0.204] * 10, gateway.scrape().lane("batched")) == 0
-    assert largest_distance([0.25] * 10, gateway.scrape().lane("batched")) == 1
+    assert largest_distance([0.35] * 10, gateway.scrape().lane("batched")) == 1
 
 
 @pytest.mark.parametrize(
