@@ -29,15 +29,26 @@ class Invalidity:
 
 
 def invalidity(summary: Summary) -> Invalidity | None:
-    """None for a run whose every stage may be used."""
-    bad = [stage for stage in summary.stages if stage.invalid]
-    if not bad or summary.is_valid:
+    """None for a run that may be used: every stage, or in a sweep enough probes of every lane."""
+    if summary.is_valid:
         return None
-    which = "all" if len(bad) == len(summary.stages) else f"{len(bad)} of"
-    headline = (
-        f"INVALID: {which} {count(len(summary.stages), 'stage')} may not be used. Nothing is concluded from "
-    )
-    headline += "this run." if len(bad) == len(summary.stages) else "them."
+    bad = [stage for stage in summary.stages if stage.invalid]
+    if spoilt := summary.spoilt_capacities:
+        lanes = [capacity.lane for capacity in spoilt]
+        bad = [stage for stage in bad if stage.lane in lanes]
+        headline = (
+            f"INVALID: {count(len(bad), 'stage')} of {', '.join(lanes)} may not be used. "
+            "No capacity is known there."
+        )
+    elif len(bad) == len(summary.stages):
+        headline = (
+            f"INVALID: all {count(len(bad), 'stage')} may not be used. Nothing is concluded from this run."
+        )
+    else:
+        headline = (
+            f"INVALID: {len(bad)} of {count(len(summary.stages), 'stage')} may not be used. "
+            "Nothing is concluded from them."
+        )
     return Invalidity(headline, tuple(f"{stage.key}: {'; '.join(stage.invalid)}" for stage in bad))
 
 
@@ -152,12 +163,14 @@ def _speculation(crossover: Crossover) -> str:
 def _failures(summary: Summary) -> str:
     planned, recorded = summary.run.planned_requests, summary.requests
     if summary.run.search is not None:
+        if not summary.num_failures:
+            return f"Of {count(recorded, 'request')} all completed."
         given_up = _given_up(summary)
-        completed, failed = recorded - summary.num_failures, summary.num_failures - given_up
-        return (
-            f"Of {recorded} requests {completed} completed, {failed} failed, and {given_up} were given up "
-            "with probes that could not hold any more."
-        )
+        text = f"Of {count(recorded, 'request')} {recorded - summary.num_failures} completed"
+        text += f", {summary.num_failures - given_up} failed"
+        if given_up:
+            text += f" and {given_up} were given up with probes that could not hold any more"
+        return text + "."
     text = f"Of {planned} planned requests "
     if recorded == planned and not summary.num_failures:
         return text + "all completed."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from loadtest.capacity import SearchSettings
 from loadtest.client_health import ClientCeiling
 from loadtest.crossover import find_crossovers
 from loadtest.load import ClosedLoop, Load, constant_rate
@@ -179,7 +180,10 @@ def summary(
     found = list(stages) or [stage_of(each.lane, probe) for each in capacities for probe in each.probes]
     lanes = list(dict.fromkeys([each.lane for each in found] + [each.lane for each in capacities]))
     return Summary(
-        run=info(lanes, sum(each.planned_requests for each in found)),
+        run=replace(
+            info(lanes, sum(each.planned_requests for each in found)),
+            search=SearchSettings(first_rate_per_s=1.0) if capacities else None,
+        ),
         slo=SLO if capacities else slo,
         ceiling=ClientCeiling(streams=64, tokens_per_s=31_000.0, requests_per_s=900.0),
         stages=tuple(found),

@@ -22,7 +22,7 @@ def test_a_sweep_is_answered_with_rate_lead_hardware_and_what_binds() -> None:
     assert limit == "Above it ttft_p95<2s breaks first. 4.8 requests are in flight at that rate."
     assert second.startswith("batched serves 1.30 [1.22–1.38] requests/s.")
     assert third.startswith("sequential serves 0.400")
-    assert last == "Of 360 planned requests all completed."
+    assert last == "Of 360 requests all completed."
     assert invalidity(sweep()) is None
 
 
@@ -82,7 +82,7 @@ def test_a_lane_with_only_invalid_probes_gets_no_verdict() -> None:
     assert "the lane batched serves" in texts[0]
     bad = invalidity(made)
     assert bad is not None
-    assert bad.headline.startswith("INVALID: 2 of 5 stages may not be used.")
+    assert bad.headline == "INVALID: 2 stages of speculative may not be used. No capacity is known there."
     assert bad.reasons[0] == f"speculative/copy/poisson 1 req/s: {TOO_LATE}"
     assert "run again" in bad.advice
 
@@ -161,3 +161,35 @@ def test_a_simulated_engine_is_named(engine: str, is_told: bool) -> None:
         )
         == is_told
     )
+
+
+def test_rates_that_a_search_gave_up_are_no_fault() -> None:
+    made = summary(
+        capacities=[capacity("batched", 1.3)],
+        failures=(
+            FailureCount("batched", "stage_hopeless", 4, "cancelled"),
+            FailureCount("batched", "queue_full", 1, "full"),
+        ),
+    )
+    stages = (*made.stages[:-1], replace(made.stages[-1], cut=True, failures=5))
+    made = replace(made, stages=stages)
+    assert warnings(made) == ("1 requests did not complete; the reasons are listed below.",)
+    assert findings(made)[-1] == (
+        "Of 120 requests 115 completed, 1 failed and 4 were given up with probes that could not hold any more."
+    )
+
+
+def test_a_stage_of_a_bench_that_was_cut_is_warned_of() -> None:
+    cut = replace(stage(load=constant_rate(9, 30)), cut=True)
+    assert warnings(summary([cut])) == ("Cut before their end: batched/copy/poisson 9 req/s.",)
+
+
+def test_an_invalid_probe_that_was_made_again_spoils_nothing() -> None:
+    probes = [probe(1.0, 0.4, is_valid=False), probe(1.0, 0.99), probe(1.3, 0.5)]
+    made = summary(capacities=[capacity("batched", 1.0, probes=probes)])
+    assert invalidity(made) is None
+    assert "1 probe came out invalid and counted for nothing." in warnings(made)
+
+
+def test_a_server_that_is_too_slow_at_every_rate_is_a_result_and_not_invalid() -> None:
+    assert invalidity(summary(capacities=[capacity("batched", None, probes=[probe(1.0, 0.1)])])) is None
