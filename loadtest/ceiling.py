@@ -244,7 +244,12 @@ def _machine_s() -> float:
 
 
 def _text(
-    parts: list[Part], server_share: float, streams: int, tokens_per_s: float, duration_s: float
+    parts: list[Part],
+    server_share: float,
+    other_share: float,
+    streams: int,
+    tokens_per_s: float,
+    duration_s: float,
 ) -> str:
     dispatch_lags_s = [lag_s for part in parts for lag_s in part.dispatch_lags_s]
     read_lags_s = [lag_s for part in parts for lag_s in part.read_lags_s]
@@ -253,7 +258,8 @@ def _text(
     received_per_s = sum(part.tokens for part in parts) / duration_s
     offered_per_s = streams * tokens_per_s
     lag_p99_s = percentile(dispatch_lags_s, 99) or 0.0
-    has_held = received_per_s >= HELD_SHARE * offered_per_s and lag_p99_s < LIMIT_DISPATCH_LAG_S
+    is_whole = received_per_s >= HELD_SHARE * offered_per_s and not failures
+    has_held = is_whole and lag_p99_s < LIMIT_DISPATCH_LAG_S
 
     def milliseconds(lags_s: list[float], q: float) -> str:
         value_s = percentile(lags_s, q)
@@ -271,8 +277,9 @@ def _text(
             for n, part in enumerate(parts, start=1)
         ),
         f"no-op server       {server_share:.0%} of a core",
+        f"everything else    {other_share:.0%} of a core, of {psutil.cpu_count()} cores; "
+        f"load average {psutil.getloadavg()[0]:.1f}",
         f"failures           {len(failures)} {sorted(set(failures)) if failures else ''}",
-        f"load average       {psutil.getloadavg()[0]:.1f} on {psutil.cpu_count()} cores, everything counted",
         "held" if has_held else f"not held: {_limit(parts, server_share)}",
     ]
     return "\n".join(lines)
@@ -283,7 +290,7 @@ def _limit(parts: list[Part], server_share: float) -> str:
         return "a client process had no processor time left"
     if server_share >= BUSY_SHARE:
         return "the no-op server had no processor time left"
-    return "no process was busy throughout; something else had the cores"
+    return "no process of this test was busy throughout; it did not get a core when it needed one"
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]}, help=__doc__)
@@ -304,10 +311,12 @@ def main(streams: int, tokens_per_s: float, processes: int, duration_s: float, u
         raise click.UsageError(f"--processes {processes} is above --streams {streams}")
     server, url = noop_server.start(tokens_per_s)
     try:
-        parts, server_share = _run_parts(url, server.pid, streams, tokens_per_s, processes, duration_s)
+        parts, server_share, other_share = _run_parts(
+            url, server.pid, streams, tokens_per_s, processes, duration_s
+        )
     finally:
         noop_server.stop(server)
-    click.echo(_text(parts, server_share, streams, tokens_per_s, duration_s))
+    click.echo(_text(parts, server_share, other_share, streams, tokens_per_s, duration_s))
 
 
 if __name__ == "__main__":
