@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -58,13 +59,17 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def test_users_in_a_closed_loop_until_the_time_is_up(tmp_path: Path) -> None:
+def test_users_in_a_closed_loop_until_stopped(tmp_path: Path) -> None:
     with fake_lab({"quick": QUICK, "slow": SLOW}) as (url, lab):
-        lane = ("--users", "2", "--lane", "slow", "--output-tokens", "4", "--run-time", "3s")
+        # So many take two users three seconds, in which Locust has written its CSV, as it does each second.
+        enough = lab.after(60)
+        lane = ("--users", "2", "--lane", "slow", "--output-tokens", "4")
         files = ("--csv", "out", "--html", "out.html")
-        code, out = locust(tmp_path, "--host", url, "--headless", *lane, *files)
-    assert code == 0, out
-    assert lab.num_requests["slow"] > 2
+        with started(tmp_path, "--host", url, "--headless", *lane, *files) as process:
+            assert enough.wait(TIMEOUT_S)
+            process.send_signal(signal.SIGTERM)
+            out, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, out
     rows = rows_of(tmp_path / "out_stats.csv")
     assert {key for key in rows if key[1] != "Aggregated"} == {
         ("slow/copy", name) for name in ("TTFT", "TPOT", "ICL max", "E2E")
