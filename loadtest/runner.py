@@ -18,6 +18,7 @@ from typing import Self
 
 from loadtest import lab
 from loadtest.client_health import HealthMonitor
+from loadtest.exporter import LoadExporter
 from loadtest.locust_stats import report_to_locust
 from loadtest.plan import Plan, StagePlan, time_left_s
 from loadtest.prompt_tokens import BYTE_ESTIMATE, TokenCounter
@@ -101,6 +102,8 @@ class Runner:
         self._began_at_s = offset_s
         id_prefix = run_id if part == 1 else f"{run_id}.{part}"
         self._sender = Sender(plan, id_prefix, run_id, self.clock, counter)
+        self._exporter = LoadExporter(plan.seed, self.clock)
+        self._exporter.serve(say)
         self._requests = requests_path.open("a", encoding="utf-8")
         # A fault of ours in a user must end the user, not send its share a second time.
         self._environment = Environment(user_classes=[StageUser], catch_exceptions=False)
@@ -116,6 +119,7 @@ class Runner:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._runner.quit()
+        self._exporter.close()
         self._requests.close()
 
     def clock(self) -> float:
@@ -157,11 +161,13 @@ class Runner:
         started_at_s = self.clock()
         monitor = HealthMonitor()
         monitor.start()
+        self._exporter.began(stage)
         self._runner.start(stage.num_users, spawn_rate=stage.num_users)
         self._watch(stage, started_at_s, place, left)
         finished_at_s = self.clock()
         health = monitor.stop()
         self._runner.stop()
+        self._exporter.ended()
         self._stop.stage = None
         counted = self._environment.stats.get("E2E", plan.key)
         run = StageRun(
@@ -210,6 +216,7 @@ class Runner:
     def _keep(self, record: RequestRecord) -> None:
         self._requests.write(to_row(record) + "\n")
         self._requests.flush()
+        self._exporter.record(record)
         if not record.label.is_warmup:
             report_to_locust(self._environment, record.label.stage, record)
 
