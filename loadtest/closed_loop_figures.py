@@ -119,7 +119,7 @@ class _Scales:
     @classmethod
     def of(cls, rows: Sequence[Row], field: str) -> _Scales:
         values = [row[field] for row in rows]
-        return cls(min(values), max(values), max(row["tokens_per_s"] for row in rows) * TOP_SHARE)
+        return cls(min(values), max(values), max(row["tokens_per_s"] for row in rows) * TOP_SHARE or 1.0)
 
     def point(self, x: float, y: float, text: str) -> Point:
         span = math.log(self.high_x / self.low_x) or 1.0
