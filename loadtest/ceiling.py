@@ -239,8 +239,8 @@ def _processor_s(pid: int) -> float:
 
 def _machine_s() -> float:
     """Processor time of all processes and of the kernel, in seconds."""
-    times = psutil.cpu_times()
-    return sum(value for name, value in times._asdict().items() if name not in NOT_WORK)
+    times: dict[str, float] = psutil.cpu_times()._asdict()
+    return sum(value for name, value in times.items() if name not in NOT_WORK)
 
 
 def _text(
