@@ -17,6 +17,8 @@ from serving.gateway.app import build_app
 from serving.gateway.completion import Services
 from serving.gateway.metrics import GatewayMetrics
 from serving.gateway.upstream import UpstreamClient
+from serving.telemetry.otlp import Tracing
+from serving.telemetry.span_log import SpanLog
 from tests.unit.gateway.fake_engine import FakeEngine, fake_engine
 from tests.unit.scheduler.control_plane import LANES, ControlPlane, control_plane, until
 
@@ -100,6 +102,7 @@ class GatewayLab:
     plane: ControlPlane
     engine: FakeEngine
     metrics: GatewayMetrics
+    spans: SpanLog
 
     async def post(self, body: Any, path: str = "/v1/chat/completions", **options: Any) -> Caller:
         """Send a request and wait for the end of its answer."""
@@ -146,7 +149,12 @@ class GatewayLab:
 
 @contextlib.asynccontextmanager
 async def gateway_lab(
-    *, scheduler: dict[str, Any] | None = None, ask: Callable[[str], Any] = str, **gateway: Any
+    *,
+    scheduler: dict[str, Any] | None = None,
+    ask: Callable[[str], Any] = str,
+    tracing: Tracing | None = None,
+    logs_requests: bool = False,
+    **gateway: Any,
 ) -> AsyncIterator[GatewayLab]:
     """A lab that is at rest again when the block is left: no lease, nobody waiting, no request at the engine.
 
@@ -168,10 +176,11 @@ async def gateway_lab(
         plane.replica("s", "sequential", url=engine.url),
         plane.client() as client,
     ):
-        upstream, metrics = UpstreamClient(config.gateway), GatewayMetrics()
-        app = build_app(config, Services(client, upstream, metrics), ask_scheduler)
+        upstream, metrics, spans = UpstreamClient(config.gateway), GatewayMetrics(), SpanLog("g")
+        services = Services(client, upstream, metrics, spans, tracing, logs_requests)
+        app = build_app(config, services, ask_scheduler)
         try:
-            yield GatewayLab(app, plane, engine, metrics)
+            yield GatewayLab(app, plane, engine, metrics, spans)
             await until(lambda: plane.counts == (0, 0))
             await until(lambda: engine.num_open == 0)
         finally:
