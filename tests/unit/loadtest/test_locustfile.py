@@ -74,7 +74,8 @@ def test_users_in_a_closed_loop_until_stopped(tmp_path: Path) -> None:
         ("slow/copy", name) for name in ("TTFT", "TPOT", "ICL max", "E2E")
     }
     assert float(rows["slow/copy", "TTFT"]["Min Response Time"]) >= 60
-    assert float(rows["slow/copy", "TPOT"]["Min Response Time"]) >= 16
+    # The median: a first chunk that a busy machine brings late makes the rest of one answer look short.
+    assert float(rows["slow/copy", "TPOT"]["Median Response Time"]) >= 16
     assert float(rows["slow/copy", "E2E"]["Min Response Time"]) >= 60 + 3 * 16
     # A request counts once in Locust's totals, not once in each of its rows.
     assert rows["", "Aggregated"]["Request Count"] == rows["slow/copy", "E2E"]["Request Count"]
