@@ -148,7 +148,10 @@ def execute(job: Job, measure: Measure, *, with_ceiling: bool, as_json: bool) ->
         info = replace(job.info, token_counter=counter.name)
         if with_ceiling and info.ceiling is None:
             say("measuring what this client can do")
-            info = replace(info, ceiling=_measure_ceiling(plan))
+            try:
+                info = replace(info, ceiling=_measure_ceiling(plan))
+            except RuntimeError as error:
+                raise click.ClickException(f"the client's ceiling was not measured: {error}") from None
         if info.parts == 1:
             info = replace(info, started_at=datetime.now(UTC).isoformat(timespec="milliseconds"))
         stages = list(job.stages)
