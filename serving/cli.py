@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from enum import IntEnum
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any, NoReturn
@@ -24,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 import serving
-from serving import cluster, config, doctor, lab_state, machine, model_store, supervisor
+from serving import cluster, config, doctor, lab_state, machine, model_store, supervisor, watch
 from serving.config import LabConfig
 from serving.core.errors import ConfigError, TandemError
 from serving.core.trace_file import write_trace
@@ -351,6 +352,30 @@ def waiting_table(scheduler: dict[str, Any]) -> Table:
     if rest := [group["requests"] for _, group in groups[MAX_GROUPS_SHOWN:]]:
         table.add_row(f"{len(rest)} more", "", "", str(sum(rest)), "")
     return table
+
+
+@tandem.command(name="watch")
+@click.option("--base-url", help="Where the lab is.  [default: the one that runs here]")
+@click.option("--once", is_flag=True, help="Print one frame, over one second, and end.")
+@click.option("--json", "as_json", is_flag=True, help="Print frames as JSON, a line each.")
+def watch_verb(base_url: str | None, once: bool, as_json: bool) -> None:
+    """Show each lane's headline figures, anew each second, until `q` or Ctrl-C."""
+    url = (base_url or _running_url()).rstrip("/")
+    try:
+        with watch.key_q() as wait:
+            shown = watch.frames(url, cluster.fetch, wait)
+            if once:
+                shown = islice(shown, 1)
+            if as_json:
+                for one in shown:
+                    click.echo(watch.as_json(one))
+            elif once:
+                for one in shown:
+                    Console().print(watch.picture(one, url))
+            else:
+                watch.show(shown, url, Console())
+    except (OSError, ValueError) as error:
+        raise NotRunningError(f"{url} does not answer as a lab does: {error}") from error
 
 
 @tandem.command(
