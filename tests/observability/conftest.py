@@ -26,7 +26,7 @@ LOAD = ("--workloads", "copy", "--load", "constant:8/s,8s", "--output-tokens", "
 CONFIG: dict[str, Any] = {
     "model": {"name": "sim", "max_model_len": 4096},
     "gateway": {"replicas": 2},
-    "scheduler": {"max_waiting_requests": 20, "order": "priority", "tenants": [{"name": "gold"}]},
+    "scheduler": {"max_waiting_requests": 8, "order": "priority", "tenants": [{"name": "gold"}]},
     "slo": {"ttft_s": 0.5, "tpot_s": 0.05},
     "lanes": [
         {
@@ -81,10 +81,12 @@ class Watched:
     end_s: float
     targets: list[dict[str, Any]]
 
-    def value(self, label: str) -> str:
-        """One value of a label, as a person would pick it."""
-        values: list[str] = self.prometheus.ask(f"label/{label}/values")
-        return next(value for value in values if value not in ("", "any", "sequential"))
+    def one_of_each(self) -> dict[str, str]:
+        """One value for each variable that can be at All; the lane is one that every panel has data of."""
+        lane = "speculative"
+        replicas: list[str] = self.prometheus.ask("label/replica/values")
+        replica = next(replica for replica in replicas if replica.startswith(f"{lane}-"))
+        return {"lane": lane, "replica": replica, "tenant": "gold", "workload": "copy"}
 
 
 @pytest.fixture(scope="session")
@@ -96,14 +98,13 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     ):
         wait_until(lambda: _num_up(prometheus) == NUM_TARGETS, "every target is up", limit_s=60)
         start_s = time.time()
-        bench = _bench(lab, load_port, directory)
-        try:
-            crowd(lab)
-            targets = prometheus.targets("tandem")
-            output, _ = bench.communicate(timeout=120)
-        finally:
-            bench.kill()
-            bench.wait()
+        with _bench(lab, load_port, directory) as bench:
+            try:
+                crowd(lab)
+                targets = prometheus.targets("tandem")
+                output, _ = bench.communicate(timeout=120)
+            finally:
+                bench.kill()
         assert bench.returncode == 0, output
         end_s = time.time()
         yield Watched(lab, prometheus, start_s, end_s, targets)
@@ -133,7 +134,7 @@ def crowd(lab: RunningLab) -> None:
     def ask(number: int) -> int:
         tenant = ("gold", "free")[number % 2]
         headers = {"x-tandem-tenant": tenant, "x-tandem-priority": ("high", "normal", "low")[number % 3]}
-        body = {"model": "sim", "prompt": "a b c", "max_tokens": 40, "stream": True}
+        body = {"model": "sim", "prompt": "a b c", "max_tokens": 200, "stream": True}
         return lab.post("/v1/completions", body, headers=headers).status_code
 
     with ThreadPoolExecutor(40) as threads:

@@ -1,0 +1,236 @@
+"""Draws dashboards without Grafana, from a running Prometheus: one PNG and one HTML page for each.
+
+python -m dashboards.render --dashboard tension --prometheus http://127.0.0.1:9090 --minutes 15
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import click
+import vl_convert
+
+from dashboards.catalogue import DASHBOARDS
+from dashboards.spec import Dashboard, Panel, Query, filled
+
+READ_TIMEOUT_S = 30
+POINTS = 240  # in a panel, at most
+GRID_WIDTH_PX = 1240
+PANEL_HEIGHT_PX = 190
+PNG_SCALE = 1.5
+# Told apart on white, and by people who see no red or green.
+COLOURS = ("#2a86c8", "#d9601a", "#0d9970", "#b0589a", "#8a7a1f", "#5a6b7b", "#c23b4e", "#4c4fb0")
+UNITS = {
+    "s": "seconds",
+    "reqps": "requests/s",
+    "ops": "per second",
+    "percentunit": "share",
+    "percent": "percent",
+    "bytes": "bytes",
+    "Bps": "bytes/s",
+    "flops": "FLOP/s",
+    "short": "",
+}
+
+Point = dict[str, Any]  # at: milliseconds since the epoch; line; value
+Chart = Any  # mypy skips altair
+
+
+class NoPrometheusError(click.ClickException):
+    """Prometheus cannot be reached, or refuses a query."""
+
+
+def read_points(
+    prometheus_url: str, query: Query, values: dict[str, str], span_s: tuple[float, float]
+) -> list[Point]:
+    """One query over a span of time.
+
+    Args:
+        values: of the dashboard's variables; those left out are at All.
+
+    Raises:
+        NoPrometheusError: it cannot be reached, or the query is refused.
+    """
+    start_s, end_s = span_s
+    parameters = {
+        "query": filled(query.expr, values),
+        "start": start_s,
+        "end": end_s,
+        "step": max(1.0, (end_s - start_s) / POINTS),
+    }
+    url = f"{prometheus_url}/api/v1/query_range?{urllib.parse.urlencode(parameters)}"
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=READ_TIMEOUT_S) as answer:
+            data = json.load(answer)["data"]
+    except (OSError, ValueError, KeyError) as error:
+        raise NoPrometheusError(f"{prometheus_url}: {error}: {parameters['query']}") from error
+    return [
+        {"at": float(at_s) * 1000, "line": line_name(query.legend, series["metric"]), "value": float(value)}
+        for series in data["result"]
+        for at_s, value in series["values"]
+        if math.isfinite(float(value))
+    ]
+
+
+def line_name(legend: str, labels: dict[str, str]) -> str:
+    """A legend with its labels filled in, as Grafana does it."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: labels.get(match[1], ""), legend)
+
+
+def draw_panel(panel: Panel, points: Sequence[Point], span_s: tuple[float, float]) -> Chart:
+    """One panel; a panel without data says so."""
+    width_px = round(GRID_WIDTH_PX * panel.width / 24) - 90
+    title = alt.TitleParams(panel.title, subtitle=_wrapped(panel.description, width_px))
+    size = {"width": width_px, "height": PANEL_HEIGHT_PX, "title": title}
+    if not points:
+        return alt.Chart(alt.Data(values=[{}])).mark_text(text="no data", color="#56606b").properties(**size)
+    lines = sorted({point["line"] for point in points})
+    domain_ms = [instant_s * 1000 for instant_s in span_s]
+    base = alt.Chart(alt.Data(values=list(points))).encode(
+        x=alt.X(
+            "at:T",
+            title=None,
+            scale=alt.Scale(domain=domain_ms, type="utc"),
+            axis=alt.Axis(format="%H:%M:%S", tickCount=5),
+        ),
+        y=alt.Y(
+            "value:Q",
+            title=UNITS.get(panel.unit, panel.unit.removeprefix("suffix: ")),
+            scale=alt.Scale(domainMin=0),
+            axis=alt.Axis(format=_number_format(panel.unit), tickCount=5),
+            stack="zero" if panel.kind == "stack" else None,
+        ),
+        color=alt.Color(
+            "line:N",
+            title=None,
+            scale=alt.Scale(domain=lines, range=[COLOURS[n % len(COLOURS)] for n in range(len(lines))]),
+            legend=alt.Legend(orient="bottom", columns=max(1, width_px // 190), labelLimit=180),
+        ),
+    )
+    made = base.mark_area(opacity=0.6) if panel.kind == "stack" else base.mark_line(strokeWidth=1.8)
+    marks = [made]
+    highest = max(point["value"] for point in points)
+    for value, colour in panel.thresholds:
+        if value <= highest * 1.2:
+            rule = alt.Chart(alt.Data(values=[{"y": value}])).mark_rule(strokeDash=[5, 4], color=colour)
+            marks.append(rule.encode(y="y:Q"))
+    return alt.layer(*marks).properties(**size)
+
+
+def _number_format(unit: str) -> str:
+    if unit == "percentunit":
+        return ".0%"
+    return "~s" if unit in ("bytes", "Bps", "flops") else "~g"
+
+
+def _wrapped(text: str, width_px: int) -> list[str]:
+    """Lines of about the panel's width."""
+    limit = max(20, width_px // 6)
+    lines = [""]
+    for word in text.split():
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > limit:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return lines
+
+
+def draw(
+    dashboard: Dashboard, prometheus_url: str, values: dict[str, str], span_s: tuple[float, float]
+) -> Chart:
+    """The whole dashboard, row by row.
+
+    Raises:
+        NoPrometheusError: as `read_points`.
+    """
+    rows = []
+    for row in dashboard.rows:
+        drawn = [
+            draw_panel(
+                panel,
+                [
+                    point
+                    for query in panel.queries
+                    for point in read_points(prometheus_url, query, values, span_s)
+                ],
+                span_s,
+            )
+            for panel in row.panels
+        ]
+        # A row may hold more than one line of panels.
+        line: list[Chart] = []
+        width = 0
+        for panel, chart in zip(row.panels, drawn, strict=True):
+            line.append(chart)
+            width += panel.width
+            if width >= 24:
+                rows.append(alt.hconcat(*line, spacing=24).resolve_scale(color="independent"))
+                line, width = [], 0
+    title = alt.TitleParams(dashboard.title, subtitle=dashboard.question, fontSize=20, subtitleFontSize=14)
+    return (
+        alt.vconcat(*rows, spacing=28, title=title)
+        .resolve_scale(color="independent")
+        .configure(
+            background="white",
+            font="system-ui, 'DejaVu Sans', sans-serif",
+            padding=16,
+            view={"stroke": "#e3e7eb"},
+            axis={
+                "gridColor": "#eef0f2",
+                "labelColor": "#56606b",
+                "titleColor": "#56606b",
+                "titleFontWeight": "normal",
+            },
+            title={"anchor": "start", "fontSize": 14, "subtitleFontSize": 11, "subtitleColor": "#56606b"},
+            legend={"labelFontSize": 11, "symbolType": "stroke", "symbolStrokeWidth": 3},
+        )
+    )
+
+
+def _assigned(_context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in given]
+    if faults := [text for text, (_, sign, _) in zip(given, pairs, strict=True) if not sign]:
+        raise click.BadParameter(f"{faults[0]!r} is not of the form lane=batched")
+    return {name: value for name, _, value in pairs}
+
+
+@click.command()
+@click.option("--prometheus", "prometheus_url", default="http://127.0.0.1:9090", show_default=True)
+@click.option(
+    "--dashboard",
+    "chosen",
+    multiple=True,
+    type=click.Choice([each.name for each in DASHBOARDS]),
+    help="May be repeated.  [default: tension and speculation]",
+)
+@click.option("--minutes", type=click.FloatRange(min=0.1, max=1440), default=15, show_default=True)
+@click.option("--variable", "values", multiple=True, callback=_assigned, help="Such as lane=batched.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/dashboards"), show_default=True)
+def main(
+    prometheus_url: str, chosen: tuple[str, ...], minutes: float, values: dict[str, str], out: Path
+) -> None:
+    """Draw dashboards from the last minutes of a running Prometheus."""
+    end_s = time.time()
+    span_s = (end_s - 60 * minutes, end_s)
+    out.mkdir(parents=True, exist_ok=True)
+    for dashboard in DASHBOARDS:
+        if dashboard.name not in (chosen or ("tension", "speculation")):
+            continue
+        spec = draw(dashboard, prometheus_url.rstrip("/"), values, span_s).to_dict()
+        (out / f"{dashboard.name}.png").write_bytes(vl_convert.vegalite_to_png(spec, scale=PNG_SCALE))
+        page = vl_convert.vegalite_to_html(spec, bundle=True)
+        (out / f"{dashboard.name}.html").write_text(page, encoding="utf-8")
+        click.echo(f"{out / dashboard.name}.png and .html")
+
+
+if __name__ == "__main__":
+    main()
