@@ -31,6 +31,7 @@ class StepEvent:
         drafted_tokens: drafts verified in this step, >= 0.
         accepted_tokens: of them; 0..drafted_tokens.
         emitted_tokens: tokens the answer grew by, accepted drafts included; 0 while the prompt is not whole.
+            In an answer's last step it may be fewer than were accepted: the answer stops at its limit.
         drafted_ids, emitted_ids: the tokens themselves where the recording asked for them, else None. The accepted
             drafts are the first `accepted_tokens` of both. `drafted_ids` is also None where the drafts stay
             in the engine's worker, as those of a draft model do.

@@ -108,3 +108,11 @@ def test_drafts_are_those_that_vllm_counts(recorded: tuple[Trace, Path, list[flo
 
 def test_the_viewers_file_keeps_the_rules(recorded: tuple[Trace, Path, list[float]]) -> None:
     check_events(json.loads(recorded[1].read_text())["traceEvents"])
+
+
+def test_the_schedulers_are_those_that_vllm_would_take() -> None:
+    from serving.engines.vllm_steps import NOTING
+
+    for chosen, noting in NOTING.items():
+        assert chosen in noting.__bases__
+        assert noting.__name__ == f"Noting{chosen.__name__}"
