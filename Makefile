@@ -15,7 +15,8 @@ demo: install ## The whole job: environment, model, lab, load, table and report,
 
 test: install ## Set up whatever is missing and run all tests but the slow ones
 	@$(BIN)/tandem prepare
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	@deploy/test_tools.sh
+	PATH="$(CURDIR)/.tandem/tools/usr/bin:$$PATH" $(BIN)/python -m pytest -m "not slow" $(ARGS)
 
 test-unit: install ## Unit and property tests only: seconds, no model, no Ray
 	$(BIN)/python -m pytest tests/unit tests/property $(ARGS)

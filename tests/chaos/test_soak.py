@@ -64,6 +64,5 @@ def test_a_long_run_leaves_nothing_and_grows_nothing(lab: RunningLab) -> None:
     assert set(fared) <= {"done", "left", "upstream_broke", "502 upstream_broke"}, fared
     assert fared["done"] > 0.7 * fared.total(), fared
     early, late = measured
-    print(f"{dict(fared)}; bytes at the start {early}, at the end {late}")
     for role, before in early.items():
         assert late[role] <= MAX_GROWTH * before, f"{role}: {before} to {late[role]} bytes; {fared}"
