@@ -11,6 +11,7 @@ import re
 import time
 import urllib.parse
 import urllib.request
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ PANEL_HEIGHT_PX = 190
 PNG_SCALE = 1.5
 # Told apart on white, and by people who see no red or green.
 COLOURS = ("#2a86c8", "#d9601a", "#0d9970", "#b0589a", "#8a7a1f", "#5a6b7b", "#c23b4e", "#4c4fb0")
+REFERENCE_COLOUR = "#9aa3ad"
+DASHES = ((1, 0), (6, 3), (2, 2), (9, 3, 2, 3))
+LEGEND_COLUMN_PX = 200
 UNITS = {
     "s": "seconds",
     "reqps": "requests/s",
@@ -87,14 +91,40 @@ def line_name(legend: str, labels: dict[str, str]) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda match: labels.get(match[1], ""), legend)
 
 
-def draw_panel(panel: Panel, points: Sequence[Point], span_s: tuple[float, float]) -> Chart:
-    """One panel; a panel without data says so."""
+def colour_of(names: Sequence[str], line: str) -> str:
+    """A lane or replica has one colour in all panels; what is compared with is grey."""
+    first = line.split(" ", 1)[0]
+    return COLOURS[names.index(first) % len(COLOURS)] if first in names else REFERENCE_COLOUR
+
+
+def dashes_of(lines: Sequence[str]) -> list[list[int]]:
+    """Lines that share their first word, and so their colour, differ in their dashes."""
+    seen: Counter[str] = Counter()
+    found = []
+    for line in lines:
+        first = line.split(" ", 1)[0]
+        found.append(list(DASHES[seen[first] % len(DASHES)]))
+        seen[first] += 1
+    return found
+
+
+def draw_panel(
+    panel: Panel, points: Sequence[Point], span_s: tuple[float, float], names: Sequence[str]
+) -> Chart:
+    """One panel; a panel without data says so.
+
+    Args:
+        names: the first words of all lines of the dashboard that have labels, in the order of the colours.
+    """
     width_px = round(GRID_WIDTH_PX * panel.width / 24) - 90
     title = alt.TitleParams(panel.title, subtitle=_wrapped(panel.description, width_px))
     size = {"width": width_px, "height": PANEL_HEIGHT_PX, "title": title}
     if not points:
         return alt.Chart(alt.Data(values=[{}])).mark_text(text="no data", color="#56606b").properties(**size)
     lines = sorted({point["line"] for point in points})
+    colours = [colour_of(names, line) for line in lines]
+    if panel.kind == "stat":
+        return _bars(points, lines, colours).properties(**size)
     domain_ms = [instant_s * 1000 for instant_s in span_s]
     base = alt.Chart(alt.Data(values=list(points))).encode(
         x=alt.X(
@@ -113,12 +143,20 @@ def draw_panel(panel: Panel, points: Sequence[Point], span_s: tuple[float, float
         color=alt.Color(
             "line:N",
             title=None,
-            scale=alt.Scale(domain=lines, range=[COLOURS[n % len(COLOURS)] for n in range(len(lines))]),
-            legend=alt.Legend(orient="bottom", columns=max(1, width_px // 190), labelLimit=180),
+            scale=alt.Scale(domain=lines, range=colours),
+            legend=alt.Legend(
+                orient="bottom",
+                columns=max(1, width_px // LEGEND_COLUMN_PX),
+                labelLimit=LEGEND_COLUMN_PX - 30,
+                symbolType="square" if panel.kind == "stack" else "stroke",
+            ),
         ),
     )
-    made = base.mark_area(opacity=0.6) if panel.kind == "stack" else base.mark_line(strokeWidth=1.8)
-    marks = [made]
+    if panel.kind == "stack":
+        marks = [base.mark_area(opacity=0.6)]
+    else:
+        dash = alt.StrokeDash("line:N", scale=alt.Scale(domain=lines, range=dashes_of(lines)), title=None)
+        marks = [base.mark_line(strokeWidth=1.8).encode(strokeDash=dash)]
     highest = max(point["value"] for point in points)
     for value, colour in panel.thresholds:
         if value <= highest * 1.2:
@@ -127,10 +165,21 @@ def draw_panel(panel: Panel, points: Sequence[Point], span_s: tuple[float, float
     return alt.layer(*marks).properties(**size)
 
 
+def _bars(points: Sequence[Point], lines: Sequence[str], colours: Sequence[str]) -> Chart:
+    """The last value of each line."""
+    last = {point["line"]: point for point in sorted(points, key=lambda point: float(point["at"]))}
+    base = alt.Chart(alt.Data(values=[last[line] for line in lines])).encode(
+        y=alt.Y("line:N", title=None),
+        x=alt.X("value:Q", title=None, axis=alt.Axis(tickMinStep=1), scale=alt.Scale(domainMin=0)),
+    )
+    colour = alt.Color("line:N", scale=alt.Scale(domain=lines, range=colours), legend=None)
+    return base.mark_bar(opacity=0.8).encode(color=colour) + base.mark_text(dx=10).encode(text="value:Q")
+
+
 def _number_format(unit: str) -> str:
     if unit == "percentunit":
         return ".0%"
-    return "~s" if unit in ("bytes", "Bps", "flops") else "~g"
+    return "~s" if unit in ("bytes", "Bps", "flops") else ",.4~f"
 
 
 def _wrapped(text: str, width_px: int) -> list[str]:
@@ -152,20 +201,19 @@ def draw(
     Raises:
         NoPrometheusError: as `read_points`.
     """
+    data = {
+        panel: [
+            point for query in panel.queries for point in read_points(prometheus_url, query, values, span_s)
+        ]
+        for panel in dashboard.panels
+    }
+    legends = {query.legend for panel in dashboard.panels for query in panel.queries}
+    fixed = {legend for legend in legends if not legend.startswith("{{")}
+    lines = {point["line"] for points in data.values() for point in points} - fixed
+    names = sorted({line.split(" ", 1)[0] for line in lines})
     rows = []
     for row in dashboard.rows:
-        drawn = [
-            draw_panel(
-                panel,
-                [
-                    point
-                    for query in panel.queries
-                    for point in read_points(prometheus_url, query, values, span_s)
-                ],
-                span_s,
-            )
-            for panel in row.panels
-        ]
+        drawn = [draw_panel(panel, data[panel], span_s, names) for panel in row.panels]
         # A row may hold more than one line of panels.
         line: list[Chart] = []
         width = 0
@@ -175,7 +223,9 @@ def draw(
             if width >= 24:
                 rows.append(alt.hconcat(*line, spacing=24).resolve_scale(color="independent"))
                 line, width = [], 0
-    title = alt.TitleParams(dashboard.title, subtitle=dashboard.question, fontSize=20, subtitleFontSize=14)
+    title = alt.TitleParams(
+        dashboard.title, subtitle=dashboard.question, fontSize=20, subtitleFontSize=14, offset=24
+    )
     return (
         alt.vconcat(*rows, spacing=28, title=title)
         .resolve_scale(color="independent")
@@ -191,7 +241,7 @@ def draw(
                 "titleFontWeight": "normal",
             },
             title={"anchor": "start", "fontSize": 14, "subtitleFontSize": 11, "subtitleColor": "#56606b"},
-            legend={"labelFontSize": 11, "symbolType": "stroke", "symbolStrokeWidth": 3},
+            legend={"labelFontSize": 11, "symbolStrokeWidth": 3, "symbolSize": 180},
         )
     )
 

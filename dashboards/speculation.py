@@ -101,15 +101,17 @@ SPECULATION = Dashboard(
                     ),
                 ),
                 Panel(
-                    "Tokens per second and request",
-                    "Tokens/s of a running request; below the plain lane's, guessing has stopped paying.",
-                    "suffix: tokens/s",
+                    "What a step costs and brings",
+                    "Step time over the plain lane's, and tokens a draft brings: cost above gain does not pay.",
+                    "suffix: x",
                     (
                         Query(
-                            f"lane:tandem_generated_tokens:rate1m{LANE} / "
-                            f"(sum by (lane) (avg_over_time(tandem_running_requests{LANE}[1m])) > 0)",
-                            "{{lane}}",
+                            f"(lane:tandem_step_seconds:mean_1m{LANE} and on (lane) "
+                            "lane:tandem_acceptance_length:mean_1m) / on () group_left () "
+                            f"lane:tandem_step_seconds:mean_1m{PLAIN}",
+                            "{{lane}} cost",
                         ),
+                        Query(f"lane:tandem_acceptance_length:mean_1m{LANE}", "{{lane}} gain"),
                     ),
                 ),
                 Panel(

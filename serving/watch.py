@@ -26,11 +26,11 @@ from rich.table import Table
 from rich.text import Text
 
 from serving.core import metric_names as names
+from serving.core.lane import ANY_LANE
 
 WINDOW_S = 30.0
 REFRESH_S = 1.0
 MAX_READS_AT_ONCE = 8
-ANY_LANE = "any"  # what waits for, or was refused without, a lane of its own
 
 Fetch = Callable[[str], bytes]
 Buckets = defaultdict[float, float]  # observations at or below each upper edge in seconds

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+ANY_LANE = "any"  # label of requests that leave the lane to the scheduler, until it has chosen one
+
 
 class Strategy(StrEnum):
     """How a lane decodes."""

@@ -49,7 +49,7 @@ E2E = Metric(
 )  # fmt: skip
 SLO_REQUESTS = Metric(
     "tandem_slo_requests_total", "counter", "gateway", ("lane", "result"),
-    "Streams judged by the config's `slo`, by lane (the pinned one when none was chosen), as met or missed.",
+    "Streams judged by the config's `slo`, by lane (else the pinned one, else `any`), as met or missed.",
 )  # fmt: skip
 SLO_LIMIT = Metric(
     "tandem_slo_limit_seconds", "gauge", "gateway", ("figure",),

@@ -13,6 +13,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from serving.core.errors import ERROR_SHAPES, Reason, RefusedError, UpstreamError
+from serving.core.lane import ANY_LANE
 from serving.core.latency import RequestTimeline, inter_chunk_latencies_s
 from serving.core.request import Outcome, SchedulingRequest
 from serving.core.sse import EventTooLargeError, parse_answer
@@ -322,7 +323,7 @@ class Completion:
         if outcome is Outcome.COMPLETED:
             metrics.completed(lane, timeline, notes.prompt_tokens or 0, self._request.is_stream, tenant)
         if self._request.is_stream:
-            metrics.judge(lane or self._request.scheduling.lane or "", outcome, reason, timeline)
+            metrics.judge(lane or self._request.scheduling.lane or ANY_LANE, outcome, reason, timeline)
 
 
 def request_line(span: RequestSpan) -> str:

@@ -13,12 +13,12 @@ from serving.ceilings import kept
 from serving.config import LaneConfig, SchedulerConfig
 from serving.core import metric_names as names
 from serving.core.errors import SCHEDULER_REASONS
+from serving.core.lane import ANY_LANE
 from serving.core.tenant_label import TenantLabels
 from serving.scheduler.breaker import BreakerState
 from serving.scheduler.core import Grant, SchedulerCore
 from serving.telemetry import registry as make
 
-ANY_LANE = "any"  # label of requests that leave the lane to the scheduler
 BREAKER_VALUES = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
 
 

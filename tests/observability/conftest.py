@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -139,4 +140,4 @@ def crowd(lab: RunningLab) -> None:
 
     with ThreadPoolExecutor(40) as threads:
         statuses = list(threads.map(ask, range(40)))
-    assert {200, 429} == set(statuses)
+    assert {200, 429} <= set(statuses), Counter(statuses)
