@@ -97,6 +97,12 @@ def colour_of(names: Sequence[str], line: str) -> str:
     return COLOURS[names.index(first) % len(COLOURS)] if first in names else REFERENCE_COLOUR
 
 
+def references(panel: Panel) -> set[str]:
+    """Lines that others are compared with: those without labels, where there are others."""
+    bare = {query.legend for query in panel.queries if "{{" not in query.legend}
+    return bare if len(bare) < len(panel.queries) else set()
+
+
 def dashes_of(lines: Sequence[str]) -> list[list[int]]:
     """Lines that share their first word, and so their colour, differ in their dashes."""
     seen: Counter[str] = Counter()
@@ -125,18 +131,19 @@ def draw_panel(
     colours = [colour_of(names, line) for line in lines]
     if panel.kind == "stat":
         return _bars(points, lines, colours).properties(**size)
+    highest = max(point["value"] for point in points)
     domain_ms = [instant_s * 1000 for instant_s in span_s]
     base = alt.Chart(alt.Data(values=list(points))).encode(
         x=alt.X(
             "at:T",
             title=None,
             scale=alt.Scale(domain=domain_ms, type="utc"),
-            axis=alt.Axis(format="%H:%M:%S", tickCount=5),
+            axis=alt.Axis(format="%H:%M:%S", tickCount=max(2, width_px // 110)),
         ),
         y=alt.Y(
             "value:Q",
             title=UNITS.get(panel.unit, panel.unit.removeprefix("suffix: ")),
-            scale=alt.Scale(domainMin=0),
+            scale=alt.Scale(domainMin=0) if highest > 0 else alt.Scale(domain=[0, 1]),
             axis=alt.Axis(format=_number_format(panel.unit), tickCount=5),
             stack="zero" if panel.kind == "stack" else None,
         ),
@@ -153,11 +160,10 @@ def draw_panel(
         ),
     )
     if panel.kind == "stack":
-        marks = [base.mark_area(opacity=0.6)]
+        marks = [base.mark_area(opacity=0.6, clip=True)]
     else:
         dash = alt.StrokeDash("line:N", scale=alt.Scale(domain=lines, range=dashes_of(lines)), title=None)
-        marks = [base.mark_line(strokeWidth=1.8).encode(strokeDash=dash)]
-    highest = max(point["value"] for point in points)
+        marks = [base.mark_line(strokeWidth=1.8, clip=True).encode(strokeDash=dash)]
     for value, colour in panel.thresholds:
         if value <= highest * 1.2:
             rule = alt.Chart(alt.Data(values=[{"y": value}])).mark_rule(strokeDash=[5, 4], color=colour)
@@ -207,10 +213,14 @@ def draw(
         ]
         for panel in dashboard.panels
     }
-    legends = {query.legend for panel in dashboard.panels for query in panel.queries}
-    fixed = {legend for legend in legends if not legend.startswith("{{")}
-    lines = {point["line"] for points in data.values() for point in points} - fixed
-    names = sorted({line.split(" ", 1)[0] for line in lines})
+    names = sorted(
+        {
+            point["line"].split(" ", 1)[0]
+            for panel, points in data.items()
+            for point in points
+            if point["line"] not in references(panel)
+        }
+    )
     rows = []
     for row in dashboard.rows:
         drawn = [draw_panel(panel, data[panel], span_s, names) for panel in row.panels]
@@ -221,14 +231,18 @@ def draw(
             line.append(chart)
             width += panel.width
             if width >= 24:
-                rows.append(alt.hconcat(*line, spacing=24).resolve_scale(color="independent"))
+                rows.append(
+                    alt.hconcat(*line, spacing=24).resolve_scale(
+                        color="independent", strokeDash="independent"
+                    )
+                )
                 line, width = [], 0
     title = alt.TitleParams(
         dashboard.title, subtitle=dashboard.question, fontSize=20, subtitleFontSize=14, offset=24
     )
     return (
         alt.vconcat(*rows, spacing=28, title=title)
-        .resolve_scale(color="independent")
+        .resolve_scale(color="independent", strokeDash="independent")
         .configure(
             background="white",
             font="system-ui, 'DejaVu Sans', sans-serif",
