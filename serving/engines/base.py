@@ -95,7 +95,7 @@ class EngineTally:
 
         The first step after a pause is not timed: nothing tells when it began.
         """
-        if self.running and self._step_ended_at_s is not None:
+        if self._step_ended_at_s is not None:
             self.num_steps += 1
             self.busy_s += ended_at_s - self._step_ended_at_s
         self._step_ended_at_s = ended_at_s
@@ -103,6 +103,8 @@ class EngineTally:
 
     def load(self, running: int, waiting: int) -> None:
         """Requests being computed and requests waiting inside the engine, now."""
+        if not running:
+            self._step_ended_at_s = None  # what follows is a pause and no step
         self.running = running
         self.waiting = waiting
         self.most_running = max(self.most_running, running)
