@@ -31,7 +31,7 @@ from serving import run_directory
 def _names(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:
     if value is None:
         return None
-    names = tuple(part.strip() for part in value.split(",") if part.strip())
+    names = experiment.split_names(value)
     if not names:
         raise click.BadParameter(f"{value!r} names nothing")
     return names
@@ -205,6 +205,7 @@ def _resumed(directory: Path, base_url: str | None) -> Job:
     """
     url = base_url or read_plan(directory / rundir.PLAN_FILE).base_url
     ClientSettings(url)
+    resume.refuse_running(directory)
     past = resume.read_past(directory, lab.describe_lab(url))
     dropped = resume.drop_unfinished(directory, past.finished)
     click.echo(

@@ -67,6 +67,7 @@ class SearchSettings:
         repeats: searches with seeds of their own; an interval needs two.
         max_probes: the most stages in all, for one lane and workload.
         max_s: seconds that they may take together; None for no limit.
+        lowest_rate_per_s: no lower rate is tried.
     """
 
     first_rate_per_s: float
@@ -74,6 +75,7 @@ class SearchSettings:
     repeats: int = 3
     max_probes: int = 24
     max_s: float | None = None
+    lowest_rate_per_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not (self.first_rate_per_s > 0 and math.isfinite(self.first_rate_per_s)):
@@ -164,7 +166,7 @@ class CapacitySearch:
         """Rate in requests/s, and the number of the repeat, which gives the seed; None when done or spent."""
         settings, bracket = self._settings, self._brackets[-1]
         rate = bracket.next_rate()
-        if rate is None or len(self._probes) >= settings.max_probes:
+        if rate is None or rate < settings.lowest_rate_per_s or len(self._probes) >= settings.max_probes:
             return None
         # The next probe will take about as long as the longest so far.
         if settings.max_s is not None and self._spent_s + self._longest_s > settings.max_s:

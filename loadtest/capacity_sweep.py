@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from loadtest.analysis import probe_of
+from loadtest.arrivals import schedule
 from loadtest.capacity import Capacity, CapacitySearch, SearchSettings
 from loadtest.client_health import ClientCeiling
 from loadtest.load import Process, constant_rate
-from loadtest.plan import StagePlan, plan_open
+from loadtest.plan import StagePlan, plan_open, schedule_seed
 from loadtest.slo import Slo
 from loadtest.stage_summary import Repeat
 
@@ -89,7 +90,14 @@ class CapacitySweep:
         return tuple(search.result() for search in self._searches.values())
 
     def _stage(self, lane: str, rate_per_s: float, repeat: int) -> StagePlan:
-        load = constant_rate(rate_per_s, self._length.duration_s(rate_per_s), self._process)
+        duration_s = self._length.duration_s(rate_per_s)
+        while True:
+            load = constant_rate(rate_per_s, duration_s, self._process)
+            if schedule(
+                load, schedule_seed(StagePlan(lane, self._workload, load, 1, repeat=repeat), self._seed)
+            ):
+                break
+            duration_s *= 2  # a low rate can leave a stretch without any arrival
         stage = plan_open(lane, self._workload, load, self._output_tokens, self._seed, repeat)
         # Lanes get the same prompts at the same rate and repeat; no other stage uses them.
         name = f"{load.label}/{repeat}"

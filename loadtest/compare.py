@@ -229,8 +229,9 @@ def _stage_pair(ours: StageSummary, theirs: StageSummary, a: LoadedRun, b: Loade
         _of_estimates("tokens/s", "tokens/s", ours.output_tokens_per_s, theirs.output_tokens_per_s, _repeats)
     ]
     if ours.slo and theirs.slo and a.summary.slo == b.summary.slo:
-        goodputs = ours.slo.goodput_per_s, theirs.slo.goodput_per_s
-        ratios.append(_of_estimates("goodput", "requests/s", *goodputs, _attainments))
+        # Not goodput: how many requests two Poisson schedules hold differs by chance, and says nothing of servers.
+        kept = ours.slo.attainment, theirs.slo.attainment
+        ratios.append(_of_estimates("attainment", "share", *kept, _attainments))
     ratios += _latency_ratios(ours, theirs, a.samples.get(ours.key), b.samples.get(theirs.key))
     if ours.invalid or theirs.invalid:
         ratios = [_invalidated(ratio) for ratio in ratios]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from loadtest.arrivals import parse_load
 from loadtest.load import ClosedLoop, Load
@@ -81,12 +82,23 @@ class Experiment(BaseModel):
             parse_slo(slo)
         return slo
 
+    @model_validator(mode="after")
+    def _early_stops_have_an_objective(self) -> Self:
+        if self.stop_early and self.slo is None:
+            raise ValueError("stop_early needs an objective (slo)")
+        return self
+
     @property
     def all_loads(self) -> tuple[Load, ...]:
         """Levels of concurrency first, then the other loads as they were given."""
         levels = self.concurrency or (() if self.loads else DEFAULT_CONCURRENCY)
         closed: list[Load] = [ClosedLoop(users) for users in sorted(set(levels))]
         return (*closed, *(parse_load(str(text)) for text in self.loads))
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    """Names parted by commas; one within `mixed:chat=3,copy=1` parts nothing."""
+    return tuple(part.strip() for part in re.split(r",(?![\w-]+=)", text) if part.strip())
 
 
 def read_file(path: Path) -> dict[str, Any]:

@@ -95,6 +95,14 @@ def mean_of_repeats(values: Sequence[float]) -> Estimate | None:
     return Estimate(mean, mean - half, mean + half)
 
 
+def mean_of_rates(values: Sequence[float]) -> Estimate | None:
+    """The same for what cannot be below 0."""
+    found = mean_of_repeats(values)
+    if found is None or found.low is None:
+        return found
+    return Estimate(found.value, max(0.0, found.low), found.high)
+
+
 def geometric_mean_of_repeats(values: Sequence[float]) -> Estimate | None:
     """The same on the logarithms, for what varies by factors, such as a rate found by halving; values above 0."""
     found = mean_of_repeats([math.log(value) for value in values])

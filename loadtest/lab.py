@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import time
 import urllib.error
@@ -133,7 +134,14 @@ def describe_lab(base_url: str) -> dict[str, Any]:
     description = _json(url)
     if not isinstance(description, dict) or not {"config", "replicas"} <= description.keys():
         raise LabError(f"{url}: this is not the description of a lab")
-    return description | {"model": _resolved_model(description["config"]["model"], description["replicas"])}
+    try:
+        model = _resolved_model(description["config"]["model"], description["replicas"])
+        named = [(lane["name"], lane["strategy"]) for lane in description["config"]["lanes"]]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise LabError(f"{url}: this is not the description of a lab: {error!r}") from None
+    if not named:
+        raise LabError(f"{url}: the lab has no lane")
+    return description | {"model": model}
 
 
 def _resolved_model(model: dict[str, Any], replicas: list[dict[str, Any]]) -> dict[str, Any]:
@@ -294,5 +302,5 @@ def _read(url: str) -> bytes:
     except urllib.error.URLError as error:
         reason = getattr(error.reason, "strerror", None) or error.reason
         raise LabError(f"{url}: cannot be reached: {reason}") from None
-    except OSError as error:
-        raise LabError(f"{url}: cannot be read: {error.strerror or error}") from None
+    except (OSError, http.client.HTTPException) as error:
+        raise LabError(f"{url}: cannot be read: {getattr(error, 'strerror', None) or repr(error)}") from None

@@ -140,6 +140,8 @@ def read_records(path: Path) -> Iterator[RequestRecord]:
     """
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
+            if not line.endswith("\n"):
+                return  # torn: the process was killed while it wrote; its stage has no end either
             try:
                 yield from_row(line)
             except ValidationError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -94,6 +95,22 @@ def drop_unfinished(directory: Path, finished: frozenset[str]) -> int:
             dropped += 1
     replace_file(path, b"".join(kept))
     return dropped
+
+
+def refuse_running(directory: Path) -> None:
+    """Refuse a run that some process still writes: it holds the lock of the records.
+
+    Raises:
+        ValueError: it does, or the records cannot be read.
+    """
+    path = directory / REQUESTS_FILE
+    try:
+        with path.open("rb") as records:
+            fcntl.flock(records, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ValueError(f"{directory}: this run is still in progress; stop it first") from None
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _rows(path: Path) -> Iterator[tuple[bytes, RequestRecord]]:

@@ -7,6 +7,7 @@ from locust.env import Environment
 from locust.exception import StopUser
 # isort: on
 
+import fcntl
 import resource
 import sys
 import time
@@ -105,6 +106,7 @@ class Runner:
         self._exporter = LoadExporter(plan.seed, self.clock)
         self._exporter.serve(say)
         self._requests = requests_path.open("a", encoding="utf-8")
+        fcntl.flock(self._requests, fcntl.LOCK_EX | fcntl.LOCK_NB)  # see resume.refuse_running
         # A fault of ours in a user must end the user, not send its share a second time.
         self._environment = Environment(user_classes=[StageUser], catch_exceptions=False)
         self._runner = self._environment.create_local_runner()
@@ -158,6 +160,8 @@ class Runner:
         stage = make_stage(self._sender, plan, self._keep, self._max_in_flight)
         before = lab.scrape(self._plan.base_url)
         self._environment.stage = self._stop.stage = stage
+        if self._stop.is_set:  # it came during the scrape
+            stage.stop(ClientReason.INTERRUPTED)
         started_at_s = self.clock()
         monitor = HealthMonitor()
         monitor.start()

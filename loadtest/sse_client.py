@@ -26,6 +26,7 @@ from serving.core.sse import EventSplitter, EventTooLargeError, StreamEvent, par
 MAX_ERROR_BODY_BYTES = 65_536
 MAX_ERROR_CHARS = 500
 DRAIN_TIMEOUT_S = 1.0
+MAX_OUTPUT_TOKENS = 10_000_000  # of one answer; more is no count
 CHAT_PATH = "/v1/chat/completions"
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
@@ -320,6 +321,9 @@ class StreamingClient:
             data = response.feed(received)
         if attempt.output_tokens is None:
             raise _RequestEnded(Outcome.FAILED, ClientReason.NO_USAGE, "the stream ended without usage")
+        if not 1 <= attempt.output_tokens <= MAX_OUTPUT_TOKENS:
+            text = f"the server counts {attempt.output_tokens} output tokens, outside 1..{MAX_OUTPUT_TOKENS}"
+            raise _RequestEnded(Outcome.FAILED, ClientReason.BAD_STREAM, text)
         if not attempt.chunk_at_s:
             raise _RequestEnded(Outcome.FAILED, ClientReason.NO_TEXT, "the stream ended without any text")
         self._drain(connection, response)

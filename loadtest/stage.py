@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -23,6 +25,19 @@ Clock = Callable[[], float]
 MAX_IN_FLIGHT = 4096  # of an open loop: each is a connection, and a server this far behind is lost
 MIN_REQUESTS_TO_JUDGE = 20
 HOPELESS_ERROR_RATE = 0.5
+
+
+MAX_SLUG = 60
+
+
+def _slug(key: str) -> str:
+    """A stage's key as part of an id: ASCII, of bounded length, still its own."""
+    slug = re.sub(r"[^A-Za-z0-9.]+", "-", key)
+    return (
+        slug
+        if len(slug) <= MAX_SLUG and key.isascii()
+        else f"{slug[:MAX_SLUG]}-{zlib.crc32(key.encode()):08x}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +98,7 @@ class Sender:
         """The stage's request number `offset`, counted from 0 with its warm-up."""
         number = stage.first_prompt + offset
         label = RequestLabel(
-            request_id=f"{self.id_prefix}-{stage.key}-{number}".replace(" ", "-").replace("/", "-"),
+            request_id=f"{self.id_prefix}-{_slug(stage.key)}-{number}",
             lane=stage.lane,
             workload=stage.workload,
             stage=stage.key,

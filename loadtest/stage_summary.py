@@ -14,10 +14,10 @@ from typing import TypeVar
 from loadtest.client_health import ClientCeiling
 from loadtest.client_view import achieved_per_s, offered_per_s, summarize_client
 from loadtest.estimate import Estimate
-from loadtest.intervals import mean_of_repeats, percentile_estimate
+from loadtest.intervals import mean_of_rates, percentile_estimate
 from loadtest.lab import Scrape
 from loadtest.load import Load
-from loadtest.record import RequestRecord
+from loadtest.record import ClientReason, RequestRecord
 from loadtest.rundir import StageRun
 from loadtest.server_view import ServerView, add_speculation, agreements, view
 from loadtest.slo import Slo, decided, evaluate
@@ -39,6 +39,8 @@ from serving.core.latency import (
 from serving.core.speculation import acceptance_rate, mean_acceptance_length
 
 _T = TypeVar("_T")
+
+NO_CONNECTION = frozenset({ClientReason.CONNECT, ClientReason.CONNECT_TIMEOUT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ def summarize_stage(
         failures=len(records) - len(completed),
         offered_per_s=_mean([rate for each in repeats if (rate := _offered_per_s(each)) is not None]),
         achieved_per_s=_mean([achieved_per_s(plan.load, each.records) for each in repeats]) or 0.0,
-        output_tokens_per_s=mean_of_repeats(rates),
+        output_tokens_per_s=mean_of_rates(rates),
         # Little's law, with each request's time from due to end.
         mean_in_flight=_share(sum(e2e_latency_s(record.timeline) for record in records), window_s),
         ttft_s=_percentiles(ttft_s(timeline) for timeline in timelines),
@@ -156,7 +158,12 @@ def _judge(
             achieved_per_s=achieved_per_s(plan.load, repeat.records),
             ttft_p50_s=ttft,
             agreements=ours,
+            unreached=_share(
+                sum(each.reason in NO_CONNECTION for each in repeat.records), len(repeat.records)
+            ),
         )
+        if (missing := repeat.stage.locust_requests - len(repeat.records)) > 0:
+            reasons += (f"{missing} requests were sent and have no record",)
         agreed += [replace(each, quantity=prefix + each.quantity) for each in ours]
         invalid += [prefix + reason for reason in reasons]
     return tuple(agreed), tuple(invalid)
@@ -179,13 +186,13 @@ def _offered_per_s(repeat: Repeat) -> float | None:
 def output_tokens_per_s(records: Sequence[RequestRecord]) -> float | None:
     """Output tokens of completed requests / (last finish - first schedule); None when none completed.
 
-    The first schedule is that of any request: time spent on failures is not taken out.
+    Both instants are those of any request: time spent on failures is not taken out.
     """
     completed = [record for record in records if record.is_completed]
     if not completed:
         return None
     started_at_s = min(record.scheduled_at_s for record in records)
-    finished_at_s = max(record.finished_at_s for record in completed)
+    finished_at_s = max(record.finished_at_s for record in records)
     return sum(record.output_tokens or 0 for record in completed) / (finished_at_s - started_at_s)
 
 

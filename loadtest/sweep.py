@@ -33,6 +33,7 @@ from loadtest.stage_summary import make_repeat
 from loadtest.workload import load_workload
 from serving import run_directory
 
+MIN_EXPECTED = 3.0  # requests of the longest probe: of fewer, a share says nothing
 START_S = 30.0  # ceiling, warm-up, scrapes and report, besides the searches
 
 
@@ -122,6 +123,7 @@ def main(
         chosen = _choose(lanes, [lane["name"] for lane in description["config"]["lanes"]])
         settings = SearchSettings(
             first_rate_per_s=first_rate,
+            lowest_rate_per_s=min(first_rate, MIN_EXPECTED / (3 * probe_s)),
             resolution=resolution,
             repeats=repeats,
             max_s=max(1.0, (60 * max_minutes - START_S) / len(chosen)),
@@ -195,9 +197,13 @@ def _search(
     )
     num_probes = 0
     while (stage := sweep.next_stage()) is not None:
+        if runner.clock() + stage.estimated_s > 60 * max_minutes:
+            return
         num_probes += 1
         measured = runner.run_stage(
-            stage, f"probe {num_probes}", lambda _: f"at most {60 * max_minutes - runner.clock():.0f} s left"
+            stage,
+            f"probe {num_probes}",
+            lambda _: f"at most {max(0.0, 60 * max_minutes - runner.clock()):.0f} s left",
         )
         if measured is None:
             return

@@ -26,6 +26,9 @@ MAX_READ_LAG_KERNEL_S = 0.5
 
 MAX_OF_CEILING = 0.8
 
+# A lab that is gone answers nobody: that says nothing of what it can do.
+MAX_UNREACHED = 0.1
+
 # The share of arrivals that must carry the kernel's stamp for the larger limit.
 ALL_KERNEL = 0.999
 
@@ -37,13 +40,20 @@ def invalid_reasons(
     achieved_per_s: float,
     ttft_p50_s: float | None,
     agreements: Sequence[Agreement] = (),
+    unreached: float = 0.0,
 ) -> tuple[str, ...]:
     """Why a stage's figures may not be used, each with value and bound; empty when they may.
 
     Args:
+        unreached: share of requests that got no connection.
         offered_per_s: None in a closed loop, whose users wait for the server by design.
     """
     reasons = []
+    if unreached > MAX_UNREACHED:
+        reasons.append(
+            f"the lab could not be reached: {unreached:.0%} of requests got no connection, "
+            f"the limit {MAX_UNREACHED:.0%}"
+        )
     if offered_per_s is not None and achieved_per_s < MIN_ACHIEVED * offered_per_s:
         reasons.append(
             f"the client was too slow: it began {achieved_per_s:.3g} requests/s of {offered_per_s:.3g} offered, "

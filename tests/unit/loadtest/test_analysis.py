@@ -66,8 +66,8 @@ def test_failures_count_and_enter_no_latency() -> None:
     stage = summary.stages[0]
     assert (stage.requests, stage.failures) == (2, 1)
     assert value(stage.ttft_s.p95) == pytest.approx(0.1)
-    # The time before the good request is not forgotten: the stage began with the bad one.
-    assert value(stage.output_tokens_per_s) == pytest.approx(11 / 1.3)
+    # Time spent on the bad request is not forgotten: the stage began and ended with it.
+    assert value(stage.output_tokens_per_s) == pytest.approx(11 / 50.2)
     assert [(f.lane, f.reason, f.count) for f in summary.failures] == [("batched", "upstream_broke", 1)]
 
 

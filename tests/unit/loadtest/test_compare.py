@@ -135,15 +135,15 @@ def test_no_verdict_from_an_invalid_stage() -> None:
     )
 
 
-def test_goodput_is_compared_under_the_same_objective_only() -> None:
+def test_attainment_is_compared_under_the_same_objective_only() -> None:
     def run(slo: str) -> LoadedRun:
         made = summary([stage(slo=objective(0.9, 3.0))], slo=slo)
         return LoadedRun(made, {})
 
     (same,) = compare(run("ttft<2s"), run("ttft<2s")).stages
     (other,) = compare(run("ttft<2s"), run("ttft<3s")).stages
-    assert "goodput" in by_quantity(same.ratios)
-    assert "goodput" not in by_quantity(other.ratios)
+    assert "attainment" in by_quantity(same.ratios)
+    assert "attainment" not in by_quantity(other.ratios)
 
 
 def with_slo(made: Summary, slo: str) -> LoadedRun:
