@@ -3,9 +3,11 @@
 
 BIN := .venv/bin
 ARGS ?=
+# Where deploy/test_tools.sh unpacks what is not installed.
+TOOLS := $(CURDIR)/.tandem/tools/usr/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-unit check up down status bench report bench-client bench-scheduler study-policies crosscheck doctor install clean
+.PHONY: help demo test test-unit check up down status bench report dashboards prometheus bench-client bench-scheduler study-policies crosscheck doctor install clean
 
 help: ## List the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -16,7 +18,7 @@ demo: install ## The whole job: environment, model, lab, load, table and report,
 test: install ## Set up whatever is missing and run all tests but the slow ones
 	@$(BIN)/tandem prepare
 	@deploy/test_tools.sh
-	PATH="$(CURDIR)/.tandem/tools/usr/bin:$$PATH" $(BIN)/python -m pytest -m "not slow" $(ARGS)
+	PATH="$(TOOLS):$$PATH" $(BIN)/python -m pytest -m "not slow" $(ARGS)
 
 test-unit: install ## Unit and property tests only: seconds, no model, no Ray
 	$(BIN)/python -m pytest tests/unit tests/property $(ARGS)
@@ -44,6 +46,16 @@ report: install ## Write the report of a run again; ARGS="runs/<time>-<name>"
 
 bench-client: install ## How many streams the load client holds on this machine; ARGS="--streams 500"
 	@$(BIN)/python -m loadtest.ceiling $(ARGS)
+
+dashboards: install ## Write the dashboards' JSON again and test Prometheus' rules
+	$(BIN)/python -m dashboards.build
+	@deploy/test_tools.sh
+	PATH="$(TOOLS):$$PATH" promtool test rules dashboards/prometheus/tests/*.yml
+
+prometheus: ## Run Prometheus for the lab on 127.0.0.1:8000, on 127.0.0.1:9090, until Ctrl-C
+	@deploy/test_tools.sh
+	PATH="$(TOOLS):$$PATH" prometheus --config.file=dashboards/prometheus/prometheus.yml \
+	  --storage.tsdb.path=.tandem/prometheus --web.listen-address=127.0.0.1:9090 $(ARGS)
 
 bench-scheduler: install ## How fast the scheduler decides: pure code and running service; ARGS="--limit-s 1"
 	@$(BIN)/python -m serving.simulation.bench_scheduler $(ARGS)
