@@ -57,13 +57,20 @@ def test_both_replicas_of_a_lane_are_used_evenly(lab: RunningLab) -> None:
     assert {by_replica.count(replica) for replica in by_replica} == {4}
 
 
+ABSENT_HERE = {
+    "tandem_waiting_by_tenant_requests",
+    "tandem_machine_flops_per_second",
+    "tandem_machine_copy_bytes_per_second",
+}
+
+
 def test_every_process_is_found_and_exports_its_metrics_with_labels(lab: RunningLab) -> None:
     ask_all(lab, "sim:batched", 2)
     lab.post("/v1/completions", {"model": "sim:batched", "prompt": "x", "max_tokens": 5, "stream": True})
     lab.post("/v1/completions", {"model": "nope", "prompt": "x"})
     targets = lab.get("/targets")
     roles = sorted(target["labels"]["role"] for target in targets)
-    assert roles == ["gateway", "replica", "replica", "replica", "replica", "scheduler"]
+    assert roles == ["gateway", "ray", "replica", "replica", "replica", "replica", "scheduler"]
     seen: dict[str, list[dict[str, str]]] = {}
     for target in targets:
         text = httpx.get(f"http://{target['targets'][0]}/metrics", timeout=10).raise_for_status().text
@@ -74,8 +81,9 @@ def test_every_process_is_found_and_exports_its_metrics_with_labels(lab: Running
             labels = {"lane": target["labels"]["lane"], "replica": target["labels"]["replica"]}
             assert labels in seen["tandem_engine_running_requests"]
     exported = {name.removesuffix("_bucket") for name in seen}
-    missing = [metric.name for metric in METRICS if metric.name not in exported]
-    assert missing == []
+    # Nobody waits here, and the machine's ceilings were not measured; tests/observability sees to these.
+    missing = {metric.name for metric in METRICS if metric.name not in exported and metric.exporter != "load"}
+    assert missing <= ABSENT_HERE
     assert {"lane": "batched", "outcome": "completed", "reason": ""} in seen["tandem_requests_total"]
 
 
