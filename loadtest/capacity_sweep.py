@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from loadtest.analysis import probe_of
 from loadtest.arrivals import schedule
-from loadtest.capacity import Capacity, CapacitySearch, SearchSettings
+from loadtest.capacity import CapacitySearch, SearchSettings
 from loadtest.client_health import ClientCeiling
 from loadtest.load import Process, constant_rate
 from loadtest.plan import StagePlan, plan_open, schedule_seed
@@ -36,7 +36,10 @@ class ProbeLength:
 
 
 class CapacitySweep:
-    """Ask `next_stage`, run it, `record` it, until there is none; then `results`.
+    """Ask `next_stage`, run it, `record` it, until there is none. What it finds is in the records.
+
+    Attributes:
+        ceiling: of the client, by which a probe may be invalid; known only when the run begins.
 
     Args:
         settings: of each search; `first_rate_per_s` is where every lane begins.
@@ -54,7 +57,6 @@ class CapacitySweep:
         process: Process,
         output_tokens: int | None,
         seed: int,
-        ceiling: ClientCeiling | None = None,
     ) -> None:
         self._searches = {lane: CapacitySearch(lane, workload, settings) for lane in lanes}
         self._turns = list(lanes)
@@ -64,7 +66,7 @@ class CapacitySweep:
         self._process = process
         self._output_tokens = output_tokens
         self._seed = seed
-        self.ceiling = ceiling
+        self.ceiling: ClientCeiling | None = None
         self._first_prompts: dict[str, int] = {}
         self._next_prompt = 0
 
@@ -86,9 +88,6 @@ class CapacitySweep:
         self._turns.remove(lane)
         self._turns.append(lane)
 
-    def results(self) -> tuple[Capacity, ...]:
-        return tuple(search.result() for search in self._searches.values())
-
     def _stage(self, lane: str, rate_per_s: float, repeat: int) -> StagePlan:
         duration_s = self._length.duration_s(rate_per_s)
         while True:
@@ -104,4 +103,4 @@ class CapacitySweep:
         if name not in self._first_prompts:
             self._first_prompts[name] = self._next_prompt
             self._next_prompt += stage.prompts_end
-        return replace(stage, first_prompt=self._first_prompts[name], repeat=repeat, stop_early=True)
+        return replace(stage, first_prompt=self._first_prompts[name], stop_early=True)

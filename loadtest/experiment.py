@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -142,6 +142,24 @@ def check(data: Mapping[str, Any], origin: str) -> Experiment:
         raise ValueError("\n".join(f"{origin}: {_explain(fault)}" for fault in error.errors())) from None
 
 
+def choose_lanes(
+    wanted: Sequence[str], description: Mapping[str, Any], setting: str
+) -> list[tuple[str, Strategy]]:
+    """The wanted lanes with their strategies; all of the lab's, in its order, when none is named.
+
+    Args:
+        setting: where they were named, for errors.
+
+    Raises:
+        ValueError: one is not in the lab that describes itself so.
+    """
+    known = {lane["name"]: Strategy(lane["strategy"]) for lane in description["config"]["lanes"]}
+    for lane in wanted:
+        if lane not in known:
+            raise ValueError(f"lane {lane!r} is not in the lab, which has {', '.join(known)} ({setting})")
+    return [(lane, known[lane]) for lane in wanted or known]
+
+
 def make_plan(experiment: Experiment, base_url: str, description: Mapping[str, Any], seed: int) -> Plan:
     """The stages of an experiment on the lab that describes itself so.
 
@@ -151,13 +169,10 @@ def make_plan(experiment: Experiment, base_url: str, description: Mapping[str, A
     Raises:
         ValueError: a lane is not in the lab, or a load does not fit its time box.
     """
-    known = {lane["name"]: Strategy(lane["strategy"]) for lane in description["config"]["lanes"]}
-    for lane in experiment.lanes:
-        if lane not in known:
-            raise ValueError(f"lane {lane!r} is not in the lab, which has {', '.join(known)} (lanes)")
+    lanes = choose_lanes(experiment.lanes, description, "lanes")
     seed = seed if experiment.seed is None else experiment.seed
     stages = plan_stages(
-        [(lane, known[lane]) for lane in experiment.lanes or known],
+        lanes,
         experiment.workloads,
         experiment.all_loads,
         output_tokens=experiment.output_tokens,

@@ -16,8 +16,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from loadtest.load import ClosedLoop
-from loadtest.plan import StagePlan, arrivals_of
+from loadtest.load import Arrival, ClosedLoop
+from loadtest.plan import StagePlan
 from loadtest.record import RequestRecord
 from serving.core import metric_names as names
 from serving.core.latency import e2e_latency_s, tpot_s, ttft_s
@@ -37,19 +37,18 @@ class RunningStage(Protocol):
     plan: StagePlan
     num_dispatched: int
     in_flight: dict[int, float]
+    arrivals: tuple[Arrival, ...]
 
 
 class LoadExporter:
     """Counts of one run.
 
     Args:
-        seed: the run's, which decides when requests of an open loop are due.
         clock: seconds since the run started.
     """
 
-    def __init__(self, seed: int, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self.registry = CollectorRegistry()
-        self._seed = seed
         self._clock = clock
         self._server: WSGIServer | None = None
         self._requests = self._counter(names.LOAD_REQUESTS)
@@ -89,12 +88,8 @@ class LoadExporter:
 
     def began(self, stage: RunningStage) -> None:
         """A stage starts now."""
-        plan = stage.plan
-        due_at_s: Sequence[float] = ()
-        if not isinstance(plan.load, ClosedLoop):
-            now_s = self._clock()
-            due_at_s = [now_s + arrival.at_s for arrival in arrivals_of(plan, self._seed)]
-        self._stages.begin(stage, due_at_s)
+        now_s = self._clock()
+        self._stages.begin(stage, [now_s + arrival.at_s for arrival in stage.arrivals])
 
     def ended(self) -> None:
         """The stage that began last is over."""

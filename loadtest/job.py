@@ -23,10 +23,10 @@ from loadtest.ceiling import measure_ceiling
 from loadtest.client_health import ClientCeiling
 from loadtest.load import ClosedLoop
 from loadtest.plan import Plan
-from loadtest.prompt_tokens import TOKENIZER_FILE, TokenCounter, token_counter
+from loadtest.prompt_tokens import token_counter, tokenizer_of
 from loadtest.rundir import RunFile, RunInfo, RunStatus, StageRun
 from loadtest.summary import Summary
-from serving import machine, model_store, run_directory
+from serving import machine, run_directory
 from serving.progress import progress
 
 EXIT_UNREACHABLE = 3
@@ -144,7 +144,10 @@ def execute(job: Job, measure: Measure, *, with_ceiling: bool, as_json: bool) ->
     plan = job.plan
     stop = Stop()
     with progress() as say:
-        counter = _token_counter(plan, job.info.model)
+        # The plan's tokenizer, else that of the served model where it lies on this machine, else an estimate.
+        counter = token_counter(
+            Path(plan.tokenizer) if plan.tokenizer is not None else tokenizer_of(job.info.model["path"])
+        )
         info = replace(job.info, token_counter=counter.name)
         if with_ceiling and info.ceiling is None:
             say("measuring what this client can do")
@@ -201,18 +204,6 @@ def _told_of_signals(stop: Stop) -> Iterator[None]:
         for number, watcher in zip(STOP_SIGNALS, watchers, strict=True):
             watcher.cancel()
             signal.signal(number, signal.SIG_DFL)
-
-
-def _token_counter(plan: Plan, model: Mapping[str, Any]) -> TokenCounter:
-    """The tokenizer of the plan, else that of the served model where it lies on this machine, else an estimate.
-
-    Raises:
-        ValueError: the plan names a place without a tokenizer.
-    """
-    if plan.tokenizer is not None:
-        return token_counter(Path(plan.tokenizer))
-    directory = model_store.directory_of(model["path"])
-    return token_counter(directory if (directory / TOKENIZER_FILE).is_file() else None)
 
 
 def _measure_ceiling(plan: Plan) -> ClientCeiling:

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from loadtest.http_get import GetError, get
 from serving.core import metric_names
 from serving.core.speculation import SpeculationCounts
-
-READ_TIMEOUT_S = 10
 
 # A gateway counts a request once its last byte is out, and a broken-off one once it has noticed.
 REST_TIMEOUT_S = 2.0
 REST_POLL_S = 0.05
-
-# Reached directly, as the load is: a proxy of the environment must not see one and miss the other.
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class LabError(Exception):
@@ -294,13 +287,6 @@ def _json(url: str) -> Any:
 
 def _read(url: str) -> bytes:
     try:
-        with _OPENER.open(url, timeout=READ_TIMEOUT_S) as response:
-            return bytes(response.read())
-    except urllib.error.HTTPError as error:
-        with error:
-            raise LabError(f"{url}: answered {error.code} {error.reason}") from None
-    except urllib.error.URLError as error:
-        reason = getattr(error.reason, "strerror", None) or error.reason
-        raise LabError(f"{url}: cannot be reached: {reason}") from None
-    except (OSError, http.client.HTTPException) as error:
-        raise LabError(f"{url}: cannot be read: {getattr(error, 'strerror', None) or repr(error)}") from None
+        return get(url)
+    except GetError as error:
+        raise LabError(str(error)) from None

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from typing import Any
 
+from loadtest.http_get import GetError, get
 from loadtest.request_body import Dialect
-
-READ_TIMEOUT_S = 10
-
-# Reached directly, as the load is: a proxy of the environment must not see one and miss the other.
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class ServerError(Exception):
@@ -57,17 +51,10 @@ def find_server(base_url: str, dialect: str = "auto", model: str = "", api_key: 
 
 
 def _get(url: str, api_key: str | None) -> Any:
-    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        with _OPENER.open(urllib.request.Request(url, headers=headers), timeout=READ_TIMEOUT_S) as response:
-            return json.loads(response.read())
-    except urllib.error.HTTPError as error:
-        with error:
-            raise ServerError(
-                f"{url}: answered {error.code} {error.reason}; name the model (--model)"
-            ) from None
-    except urllib.error.URLError as error:
-        reason = getattr(error.reason, "strerror", None) or error.reason
-        raise ServerError(f"{url}: cannot be reached: {reason}") from None
-    except (OSError, ValueError) as error:
+        return json.loads(get(url, {"authorization": f"Bearer {api_key}"} if api_key else None))
+    except GetError as error:
+        hint = "" if error.status is None else "; name the model (--model)"
+        raise ServerError(f"{error}{hint}") from None
+    except ValueError as error:
         raise ServerError(f"{url}: cannot be read: {error}") from None

@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from serving.core.latency import RequestTimeline
 from serving.core.request import Outcome
@@ -138,11 +138,20 @@ def read_records(path: Path) -> Iterator[RequestRecord]:
     Raises:
         ValueError: with file and line number, when a line is not a record.
     """
-    with path.open(encoding="utf-8") as lines:
+    return (record for _, record in read_rows(path))
+
+
+def read_rows(path: Path) -> Iterator[tuple[bytes, RequestRecord]]:
+    """The same, each with its line.
+
+    Raises:
+        ValueError: with file and line number, when a line is not a record.
+    """
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
-            if not line.endswith("\n"):
+            if not line.endswith(b"\n"):
                 return  # torn: the process was killed while it wrote; its stage has no end either
             try:
-                yield from_row(line)
-            except ValidationError as error:
+                yield line, from_row(line.decode("utf-8"))
+            except ValueError as error:
                 raise ValueError(f"{path}:{number}: not a request record: {error}") from None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.plan import Plan, read_plan
-from loadtest.record import ClientReason, RequestRecord, from_row
+from loadtest.record import ClientReason, read_rows
 from loadtest.rundir import PLAN_FILE, REQUESTS_FILE, RunFile, read_run, replace_file
 
 # Where the lab listens is no part of what was measured.
@@ -87,7 +87,7 @@ def drop_unfinished(directory: Path, finished: frozenset[str]) -> int:
     path = directory / REQUESTS_FILE
     lanes = {key.split("/", 1)[0] for key in finished}
     kept, dropped = [], 0
-    for line, record in _rows(path):
+    for line, record in read_rows(path):
         label = record.label
         if label.stage in finished or (label.stage == "warmup" and label.lane in lanes):
             kept.append(line)
@@ -111,17 +111,6 @@ def refuse_running(directory: Path) -> None:
         raise ValueError(f"{directory}: this run is still in progress; stop it first") from None
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
-
-
-def _rows(path: Path) -> Iterator[tuple[bytes, RequestRecord]]:
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.endswith(b"\n"):
-                return
-            try:
-                yield line, from_row(line.decode("utf-8"))
-            except ValueError as error:
-                raise ValueError(f"{path}:{number}: not a request record: {error}") from None
 
 
 def _engines(replicas: list[dict[str, Any]]) -> list[str]:

@@ -103,7 +103,7 @@ class Runner:
         self._began_at_s = offset_s
         id_prefix = run_id if part == 1 else f"{run_id}.{part}"
         self._sender = Sender(plan, id_prefix, run_id, self.clock, counter)
-        self._exporter = LoadExporter(plan.seed, self.clock)
+        self._exporter = LoadExporter(self.clock)
         self._exporter.serve(say)
         self._requests = requests_path.open("a", encoding="utf-8")
         fcntl.flock(self._requests, fcntl.LOCK_EX | fcntl.LOCK_NB)  # see resume.refuse_running

@@ -170,20 +170,17 @@ def evaluate(slo: Slo, records: Sequence[RequestRecord], duration_s: float) -> S
     )
 
 
-def judged(records: Iterable[RequestRecord]) -> list[RequestRecord]:
-    """Those that say something of the server: all but what the user broke off."""
-    return [record for record in records if record.reason != ClientReason.INTERRUPTED]
-
-
 def decided(slo: Slo, records: Iterable[RequestRecord]) -> list[RequestRecord]:
     """Those of which it is known whether they met the objective.
 
-    A request that was given up with its stage is, once it has broken a limit; else nobody knows.
+    What the user broke off says nothing of the server. A request that was given up with its stage is decided
+    once it has broken a limit; else nobody knows.
     """
     return [
         record
-        for record in judged(records)
-        if record.reason != ClientReason.STAGE_HOPELESS or slo.misses(record)
+        for record in records
+        if record.reason != ClientReason.INTERRUPTED
+        and (record.reason != ClientReason.STAGE_HOPELESS or slo.misses(record))
     ]
 
 

@@ -133,6 +133,7 @@ class Stage:
         done: set when nothing is in flight and nothing more will be sent.
         records: of requests that ended, warm-up included.
         in_flight: the instant each unfinished request was due, by its place in the stage.
+        arrivals: the schedule of an open loop; empty in a closed one.
         num_dispatched: requests begun.
         stop_reason, stop_detail: why it ends early, if it does; the detail gives value and bound.
     """
@@ -144,6 +145,7 @@ class Stage:
         self.done = Event()
         self.records: list[RequestRecord] = []
         self.in_flight: dict[int, float] = {}
+        self.arrivals: tuple[Arrival, ...] = ()
         self.num_dispatched = 0
         self.num_failed = 0
         self.stop_reason: ClientReason | None = None
@@ -261,7 +263,7 @@ class OpenStage(Stage):
         max_in_flight: int = MAX_IN_FLIGHT,
     ) -> None:
         super().__init__(sender, plan, on_record)
-        self._arrivals = arrivals_of(plan, sender.plan.seed)
+        self.arrivals = arrivals_of(plan, sender.plan.seed)
         # Texts are read, and the tokenizer is loaded, by the first prompt: not while the schedule runs.
         sender.workload(plan).request(sender.plan.seed, plan.first_prompt)
         self._max_in_flight = max_in_flight
@@ -270,7 +272,7 @@ class OpenStage(Stage):
         """Keep the schedule, then wait for the answers that are still under way."""
         clock = self._sender.clock
         try:
-            keep_schedule(enumerate(self._arrivals), clock(), clock, self._stopped, self._serve)
+            keep_schedule(enumerate(self.arrivals), clock(), clock, self._stopped, self._serve)
         finally:
             self._connections.close()
             self.done.set()
@@ -278,7 +280,7 @@ class OpenStage(Stage):
     @property
     def progress(self) -> str:
         return (
-            f"{self.num_dispatched} of {len(self._arrivals)} requests sent, "
+            f"{self.num_dispatched} of {len(self.arrivals)} requests sent, "
             f"{len(self.in_flight)} in flight, {self.num_finished} ended"
         )
 

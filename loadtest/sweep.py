@@ -11,23 +11,23 @@ from loadtest.runner import MeasuredStage, Runner
 
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import click
 
 from loadtest import job, lab, rundir
 from loadtest.capacity import SearchSettings
 from loadtest.capacity_sweep import CapacitySweep, ProbeLength
-from loadtest.experiment import MAX_SEED
+from loadtest.experiment import MAX_SEED, choose_lanes, split_names
 from loadtest.job import Job
 from loadtest.load import Process
 from loadtest.plan import MAX_OUTPUT_TOKENS, Plan, write_plan
 from loadtest.record import ClientReason
 from loadtest.rundir import RunInfo
-from loadtest.slo import Slo, parse_slo
+from loadtest.slo import parse_slo
 from loadtest.sse_client import ClientSettings
 from loadtest.stage_summary import make_repeat
 from loadtest.workload import load_workload
@@ -120,10 +120,11 @@ def main(
         load_workload(workload)
         ClientSettings(base_url)
         description = lab.describe_lab(base_url)
-        chosen = _choose(lanes, [lane["name"] for lane in description["config"]["lanes"]])
+        chosen = _choose(lanes, description)
+        length = ProbeLength(probe_s, probe_requests, 3 * probe_s)
         settings = SearchSettings(
             first_rate_per_s=first_rate,
-            lowest_rate_per_s=min(first_rate, MIN_EXPECTED / (3 * probe_s)),
+            lowest_rate_per_s=min(first_rate, MIN_EXPECTED / length.most_s),
             resolution=resolution,
             repeats=repeats,
             max_s=max(1.0, (60 * max_minutes - START_S) / len(chosen)),
@@ -142,7 +143,16 @@ def main(
         write_plan(plan, directory / rundir.PLAN_FILE)
         info = job.first_info(plan, directory, now, description, settings)
         run_directory.point_latest_at(directory.resolve())
-    length = ProbeLength(probe_s, probe_requests, 3 * probe_s)
+        sweep = CapacitySweep(
+            chosen,
+            workload,
+            slo,
+            settings,
+            length,
+            process=process,
+            output_tokens=output_tokens,
+            seed=plan.seed,
+        )
     click.echo(
         f"{len(chosen)} lanes, up to {settings.max_probes} probes of {length.least_s:g} to {length.most_s:g} s "
         f"each; at most {max_minutes:g} min (--max-minutes); seed {plan.seed}",
@@ -150,9 +160,7 @@ def main(
     )
     outcome = job.execute(
         Job(plan, directory, info),
-        lambda runner, info: _search(
-            runner, info, plan, chosen, workload, slo, settings, length, process, max_minutes
-        ),
+        lambda runner, info: _search(runner, info, sweep, 60 * max_minutes),
         with_ceiling=True,
         as_json=as_json,
     )
@@ -162,48 +170,24 @@ def main(
     sys.exit(int(any(found.get(lane) is None for lane in chosen)))
 
 
-def _choose(lanes: str | None, known: list[str]) -> list[str]:
-    wanted = [part.strip() for part in lanes.split(",") if part.strip()] if lanes is not None else known
-    if not wanted:
+def _choose(lanes: str | None, description: Mapping[str, Any]) -> list[str]:
+    names = () if lanes is None else split_names(lanes)
+    if lanes is not None and not names:
         raise ValueError(f"{lanes!r} names no lane (--lanes)")
-    for lane in wanted:
-        if lane not in known:
-            raise ValueError(f"lane {lane!r} is not in the lab, which has {', '.join(known)} (--lanes)")
-    return list(dict.fromkeys(wanted))
+    return list(dict.fromkeys(name for name, _ in choose_lanes(names, description, "--lanes")))
 
 
-def _search(
-    runner: Runner,
-    info: RunInfo,
-    plan: Plan,
-    lanes: list[str],
-    workload: str,
-    slo: Slo,
-    settings: SearchSettings,
-    length: ProbeLength,
-    process: Process,
-    max_minutes: float,
-) -> Iterator[MeasuredStage]:
-    sweep = CapacitySweep(
-        lanes,
-        workload,
-        slo,
-        settings,
-        length,
-        process=process,
-        output_tokens=plan.output_tokens,
-        seed=info.seed,
-        ceiling=info.ceiling,
-    )
+def _search(runner: Runner, info: RunInfo, sweep: CapacitySweep, max_s: float) -> Iterator[MeasuredStage]:
+    sweep.ceiling = info.ceiling
     num_probes = 0
     while (stage := sweep.next_stage()) is not None:
-        if runner.clock() + stage.estimated_s > 60 * max_minutes:
+        if runner.clock() + stage.estimated_s > max_s:
             return
         num_probes += 1
         measured = runner.run_stage(
             stage,
             f"probe {num_probes}",
-            lambda _: f"at most {max(0.0, 60 * max_minutes - runner.clock()):.0f} s left",
+            lambda _: f"at most {max(0.0, max_s - runner.clock()):.0f} s left",
         )
         if measured is None:
             return

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from loadtest.exporter import PORT_VARIABLE, LoadExporter
-from loadtest.load import ClosedLoop, constant_rate
-from loadtest.plan import StagePlan
+from loadtest.load import Arrival, ClosedLoop, constant_rate
+from loadtest.plan import StagePlan, arrivals_of
 from serving.core.request import Outcome
 
 from .runs import record
@@ -23,6 +23,7 @@ class Stage:
     plan: StagePlan
     num_dispatched: int = 0
     in_flight: dict[int, float] = field(default_factory=dict)
+    arrivals: tuple[Arrival, ...] = ()
 
 
 class Clock:
@@ -44,10 +45,11 @@ PLACE = {"lane": "batched", "workload": "copy"}
 
 def test_an_open_loop_is_due_by_its_schedule_whatever_was_sent() -> None:
     clock = Clock()
-    exporter = LoadExporter(seed=1, clock=clock)
+    exporter = LoadExporter(clock=clock)
     clock.now_s = 100.0
     load = constant_rate(10, 2, "constant")
-    stage = Stage(StagePlan("batched", "copy", load, requests=10))
+    plan = StagePlan("batched", "copy", load, requests=10)
+    stage = Stage(plan, arrivals=arrivals_of(plan, seed=1))
     exporter.began(stage)
     clock.now_s = 100.55
     stage.num_dispatched, stage.in_flight = 2, {0: 100.0, 1: 100.1}
@@ -59,7 +61,7 @@ def test_an_open_loop_is_due_by_its_schedule_whatever_was_sent() -> None:
 
 
 def test_counts_go_on_over_the_stages_of_a_run() -> None:
-    exporter = LoadExporter(seed=1, clock=Clock())
+    exporter = LoadExporter(clock=Clock())
     for num_dispatched in (3, 4):
         exporter.began(Stage(StagePlan("batched", "copy", ClosedLoop(2), requests=5), num_dispatched))
         assert value(exporter, "tandem_load_users", **PLACE) == 2
@@ -70,7 +72,7 @@ def test_counts_go_on_over_the_stages_of_a_run() -> None:
 
 
 def test_a_failed_request_is_counted_and_has_no_latency() -> None:
-    exporter = LoadExporter(seed=1, clock=Clock())
+    exporter = LoadExporter(clock=Clock())
     exporter.record(record("batched"))
     exporter.record(replace(record("batched"), outcome=Outcome.FAILED, reason="cut_off"))
     labels = {"lane": "batched", "workload": record("batched").label.workload}
@@ -83,7 +85,7 @@ def test_a_failed_request_is_counted_and_has_no_latency() -> None:
 def test_it_serves_on_the_loopback_until_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     port = _free_port()
     monkeypatch.setenv(PORT_VARIABLE, str(port))
-    exporter = LoadExporter(seed=1, clock=Clock())
+    exporter = LoadExporter(clock=Clock())
     exporter.serve(pytest.fail)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as page:
         assert b"tandem_load_run_active 1.0" in page.read()
@@ -99,7 +101,7 @@ def test_a_taken_port_is_said_and_does_not_stop_the_run(monkeypatch: pytest.Monk
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         monkeypatch.setenv(PORT_VARIABLE, str(holder.getsockname()[1]))
-        LoadExporter(seed=1, clock=Clock()).serve(said.append)
+        LoadExporter(clock=Clock()).serve(said.append)
     assert len(said) == 1
     assert str(PORT_VARIABLE) in said[0]
 
@@ -108,7 +110,7 @@ def test_a_taken_port_is_said_and_does_not_stop_the_run(monkeypatch: pytest.Monk
 def test_what_is_no_port_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PORT_VARIABLE, text)
     with pytest.raises(ValueError, match=r"TANDEM_LOAD_METRICS_PORT=.*65535"):
-        LoadExporter(seed=1, clock=Clock()).serve(pytest.fail)
+        LoadExporter(clock=Clock()).serve(pytest.fail)
 
 
 def _free_port() -> int:

@@ -56,28 +56,22 @@ def test_a_rate_is_never_below_zero() -> None:
     assert found.low == 0
 
 
-def test_a_low_rate_has_a_schedule_and_the_lowest_is_the_last() -> None:
-    sweep = CapacitySweep(
+def slow_sweep(lowest_rate_per_s: float) -> CapacitySweep:
+    """Begins at 0.02 requests/s, in probes of 2 s at most."""
+    return CapacitySweep(
         ["batched"],
         "copy",
         parse_slo("ttft<1s"),
-        SearchSettings(0.02, lowest_rate_per_s=0.02),
+        SearchSettings(0.02, lowest_rate_per_s=lowest_rate_per_s),
         ProbeLength(1, 1, 2),
         process="poisson",
         output_tokens=8,
         seed=1,
     )
-    stage = sweep.next_stage()
+
+
+def test_a_low_rate_has_a_schedule_and_the_lowest_is_the_last() -> None:
+    stage = slow_sweep(lowest_rate_per_s=0.02).next_stage()
     assert stage is not None
     assert stage.requests >= 1
-    stopped = CapacitySweep(
-        ["batched"],
-        "copy",
-        parse_slo("ttft<1s"),
-        SearchSettings(0.02, lowest_rate_per_s=0.03),
-        ProbeLength(1, 1, 2),
-        process="poisson",
-        output_tokens=8,
-        seed=1,
-    )
-    assert stopped.next_stage() is None
+    assert slow_sweep(lowest_rate_per_s=0.03).next_stage() is None
