@@ -465,6 +465,15 @@ def trace(seconds: float, out: Path | None, token_ids: bool) -> None:
         _exit(ExitCode.FAILED)
 
 
+@tandem.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True}, add_help_option=False
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def lesson(arguments: tuple[str, ...]) -> None:
+    """Draw four pictures of serial decoding from the running lab: `tandem lesson --out lesson.html`."""
+    _exit(run_module("loadtest.lesson", _with_url(arguments)))
+
+
 def run_module(module: str, arguments: Sequence[str], *, stdout: IO[str] | None = None) -> int:
     """Run `python -m module` with this terminal; its exit code.
 

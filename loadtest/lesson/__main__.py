@@ -1,0 +1,60 @@
+"""Measures a running lab and draws what it shows: `python -m loadtest.lesson`.
+
+Exit codes: 0 the page is written, 1 the lab failed a request, 2 wrong usage, 3 it cannot be reached, 130 stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from loadtest.lab import LabError
+from loadtest.lesson.lesson import teach
+from loadtest.lesson.page import render
+from loadtest.lesson.traced_lab import LessonError, find_lab
+from serving.progress import progress
+
+FAILED, NOT_REACHED, INTERRUPTED = 1, 3, 130
+
+
+@click.command(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Measure the running lab and draw four pictures of serial decoding in one page: docs/lesson.md. "
+    "Takes one to three minutes; nothing else should use the lab meanwhile.",
+)
+@click.option("--base-url", default="http://127.0.0.1:8000", show_default=True)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("lesson.html"),
+    show_default=True,
+    help="The page to write.",
+)
+def main(base_url: str, out: Path) -> None:
+    if not os.access(out.parent, os.W_OK):
+        raise click.BadParameter(f"{out.parent} is not a directory to write into", param_hint="--out")
+    try:
+        with progress() as say:
+            lesson = teach(find_lab(base_url), say)
+        out.write_text(render(lesson), encoding="utf-8")
+    except LabError as error:
+        _fail(str(error), NOT_REACHED)
+    except LessonError as error:
+        _fail(str(error), FAILED)
+    except OSError as error:
+        _fail(f"{out}: cannot be written: {error.strerror}", FAILED)
+    except KeyboardInterrupt:
+        _fail("interrupted", INTERRUPTED)
+    click.echo(out)
+
+
+def _fail(text: str, code: int) -> None:
+    click.echo(f"error: {text}", err=True)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main(prog_name="tandem lesson")

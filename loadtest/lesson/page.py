@@ -1,0 +1,136 @@
+"""The lesson as one page that needs no network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from markupsafe import Markup
+
+from loadtest.chart_style import THEMES, Chart
+from loadtest.figures import javascript
+from loadtest.lesson import pictures, sentences
+from loadtest.lesson.lesson import LeftOut, Lesson
+from loadtest.lesson.measure import Queue, Timeline
+from loadtest.page import render_page
+from serving import __version__
+from serving.core.lane import Strategy
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One of the four.
+
+    Attributes:
+        name: its anchor, and of its definitions in the template.
+        spec: Vega-Lite; None where the picture is left out, and `sentences` says why.
+    """
+
+    name: str
+    title: str
+    sentences: list[str]
+    spec: dict[str, Any] | None
+
+
+def render(lesson: Lesson) -> str:
+    """The page, with its pictures and all they need inside it."""
+    found = four_pictures(lesson)
+    return render_page(
+        "lesson/lesson.html.j2",
+        lesson=lesson,
+        version=__version__,
+        pictures=found,
+        timelines=_spoken(lesson.timelines),
+        engines=[
+            (lane, lesson.lab.replicas(lane)[0], len(lesson.lab.replicas(lane)))
+            for lane in lesson.lab.lanes.values()
+        ],
+        javascript=_script(javascript()),
+        specs=_json({picture.name: picture.spec for picture in found if picture.spec is not None}),
+        themes=_json({name: THEMES[name] for name in ("light", "dark")}),
+    )
+
+
+def four_pictures(lesson: Lesson) -> tuple[Picture, ...]:
+    """Each drawn, or left out with its reason."""
+    queues = tuple(lesson.queues.values())
+    roofline = lesson.roofline
+    return (
+        _picture(
+            "parallel",
+            "Parallel against serial",
+            lesson.scoring,
+            sentences.of_scoring,
+            pictures.parallel_and_serial,
+        ),
+        _picture(
+            "wall",
+            "The memory wall",
+            lesson.sizes,
+            lambda sizes: sentences.of_wall(sizes, queues, roofline),
+            lambda sizes: pictures.memory_wall(
+                sizes, queues, None if isinstance(roofline, LeftOut) else roofline
+            ),
+        ),
+        _picture(
+            "waits",
+            "Who waits for whom",
+            _both(lesson),
+            lambda both: sentences.of_queues(*both),
+            pictures.who_waits,
+        ),
+        _picture(
+            "drafts",
+            "Draft and verify",
+            lesson.timelines,
+            lambda both: sentences.of_drafts(*both),
+            pictures.draft_and_verify,
+        ),
+    )
+
+
+def _picture(
+    name: str,
+    title: str,
+    found: Found | LeftOut,
+    say: Callable[[Found], list[str]],
+    draw: Callable[[Found], Chart],
+) -> Picture:
+    if isinstance(found, LeftOut):
+        return Picture(name, title, [f"This picture is left out. {found.reason}"], None)
+    return Picture(name, title, say(found), draw(found).to_dict())
+
+
+def _both(lesson: Lesson) -> tuple[Queue, Queue] | LeftOut:
+    for strategy in (Strategy.SEQUENTIAL, Strategy.BATCHED):
+        if strategy not in lesson.queues:
+            return LeftOut(f"It needs a {strategy} lane, and this lab has none that is ready.")
+    return lesson.queues[Strategy.SEQUENTIAL], lesson.queues[Strategy.BATCHED]
+
+
+def _spoken(timelines: tuple[Timeline, Timeline] | LeftOut) -> list[Timeline]:
+    """Those whose tokens can be shown as text."""
+    found = () if isinstance(timelines, LeftOut) else timelines
+    return [timeline for timeline in found if timeline.text is not None]
+
+
+def _json(value: Any) -> Markup:
+    """JSON for a script element; without `<`, no text in it can end the script."""
+    return Markup(json.dumps(value).replace("<", r"\u003c"))
+
+
+def _script(code: str) -> Markup:
+    """Code for a script element.
+
+    Raises:
+        ValueError: it holds a tag that would end or hide the script.
+    """
+    lowered = code.lower()
+    for tag in ("</script", "<script", "<!--"):
+        if tag in lowered:
+            raise ValueError(f"the pictures' JavaScript holds {tag!r} and cannot be put into a page")
+    return Markup(code)

@@ -1,0 +1,239 @@
+"""The four pictures as Vega-Lite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import altair as alt
+
+from loadtest.chart_style import (
+    COLOURS,
+    PANEL_HEIGHT_PX,
+    PANEL_WIDTH_PX,
+    SHAPES,
+    Chart,
+    Row,
+    table,
+    tip,
+)
+from loadtest.lesson.measure import Queue, Scoring, StepSize, Timeline
+from loadtest.lesson.roofline import Roofline
+from loadtest.wording import count, number, time
+from serving.core.step_event import Phase
+
+WIDTH_PX = 560
+GANTT_ROW_PX = 17
+TIMELINE_HEIGHT_PX = 110
+ROOF_POINTS = 41
+GREY = "#8a98a6"  # seen on white and on near-black
+
+ONE_PASS, BY_TOKEN = "in one pass", "token by token"
+DECODE, PREFILL, ROOF = "decode step", "prompt step", "roof"
+STEP_PANEL, RATE_PANEL = "step time, ms", "tokens/s"
+WAITING, PREFILLING, DECODING = "waiting", "prefill", "decode"
+PROMPT, OWN, KEPT, DROPPED = "prompt", "model's token", "accepted draft", "rejected draft"
+
+
+def parallel_and_serial(found: Scoring) -> Chart:
+    """Tokens done against time: a staircase, and a leap."""
+    generated = list(enumerate(found.generated_at_s, start=1))
+    rows: list[Row] = [
+        {"way": way, "s": at_s, "tokens": tokens}
+        for way, points in (
+            (ONE_PASS, [(0, 0.0), (found.scored_tokens, found.pass_s)]),
+            (BY_TOKEN, [(0, 0.0), *generated]),
+        )
+        for tokens, at_s in points
+    ]
+    ends = [
+        {"way": way, "s": at_s, "tokens": tokens, "label": f"{number(rate, None)} tokens/s"}
+        for way, at_s, tokens, rate in (
+            (ONE_PASS, found.pass_s, found.scored_tokens, found.pass_tokens_per_s),
+            (BY_TOKEN, found.generated_at_s[-1], len(generated), found.serial_tokens_per_s),
+        )
+    ]
+    x = _time_axis("s")
+    # Room above for the label of the pass.
+    y = alt.Y(
+        "tokens:Q", title="tokens done", scale=alt.Scale(domain=[0, 1.12 * found.scored_tokens], nice=False)
+    )
+    colour = alt.Color(
+        "way:N", title=None, scale=alt.Scale(domain=[ONE_PASS, BY_TOKEN], range=[COLOURS[1], COLOURS[0]])
+    )
+    tips = [tip("way:N", "way"), tip("s:Q", "after, s", ".3f"), tip("tokens:Q", "tokens")]
+    lines = table(rows).mark_line(interpolate="step-after", strokeWidth=2)
+    labels = table(ends).encode(x=x, y=y, text="label:N")
+    return alt.layer(
+        lines.encode(x=x, y=y, color=colour, tooltip=tips),
+        table(ends).mark_point(filled=True, size=75, opacity=1).encode(x=x, y=y, color=colour, tooltip=tips),
+        labels.transform_filter(alt.datum.way == ONE_PASS).mark_text(align="left", dx=9),
+        labels.transform_filter(alt.datum.way == BY_TOKEN).mark_text(align="right", dx=-14, dy=-14),
+    ).properties(width=WIDTH_PX, height=PANEL_HEIGHT_PX)
+
+
+def memory_wall(sizes: Sequence[StepSize], queues: Sequence[Queue], roofline: Roofline | None) -> Chart:
+    """Step time and tokens/s against positions in a step, all on log scales, beside the roof's line."""
+    rows = list(_wall_rows(sizes, queues, roofline))
+    names = list(dict.fromkeys(row["kind"] for row in rows if row["kind"] != ROOF))
+    log = alt.Scale(type="log", nice=False, padding=14)
+    ticks = [2**power for power in range(10)]
+    x_axis = alt.Axis(format="~g", values=ticks, labelOverlap="greedy")
+    x = alt.X("tokens:Q", title="positions in a step", scale=log, axis=x_axis)
+    y = alt.Y(
+        "value:Q", title=None, scale=log, axis=alt.Axis(format="~g", tickCount=5, labelOverlap="greedy")
+    )
+    tips = [
+        tip("kind:N", "what"),
+        tip("tokens:Q", "positions", ".1f"),
+        tip("step_ms:Q", "step, ms", ".1f"),
+        tip("tokens_per_s:Q", "tokens/s", ".1f"),
+    ]
+    colours, shapes = COLOURS[: len(names)], SHAPES[: len(names)]
+    points = alt.Chart().transform_filter(alt.datum.kind != ROOF).mark_point(filled=True, opacity=1)
+    layers = [
+        points.encode(
+            x=x,
+            y=y,
+            color=alt.Color("kind:N", title=None, scale=alt.Scale(domain=names, range=list(colours))),
+            shape=alt.Shape("kind:N", title=None, scale=alt.Scale(domain=names, range=list(shapes))),
+            size=alt.condition("datum.is_lane", alt.value(200), alt.value(55)),
+            tooltip=tips,
+        )
+    ]
+    if roofline is not None:
+        roof = alt.Chart().transform_filter(alt.datum.kind == ROOF).mark_line(strokeWidth=2, color=GREY)
+        layers.insert(0, roof.encode(x=x, y=y))
+    layered = alt.layer(*layers, data=alt.Data(values=rows))
+    layered = layered.properties(width=PANEL_WIDTH_PX, height=PANEL_HEIGHT_PX)
+    order = [STEP_PANEL, RATE_PANEL]
+    chart = layered.facet(facet=alt.Facet("panel:N", title=None, sort=order), columns=2)
+    return chart.resolve_scale(y="independent").properties(bounds="flush", spacing={"row": 70, "column": 64})
+
+
+def _wall_rows(
+    sizes: Sequence[StepSize], queues: Sequence[Queue], roofline: Roofline | None
+) -> Iterator[Row]:
+    """A row in both panels for each point, and for each of the roof."""
+    points: list[tuple[str, float, float, float]] = [
+        (DECODE if size.phase is Phase.DECODE else PREFILL, size.tokens, size.step_s, size.tokens_per_s)
+        for size in sizes
+    ]
+    points += [
+        (f"lane {queue.lane}", queue.point.tokens, queue.point.step_s, queue.point.tokens_per_s)
+        for queue in queues
+    ]
+    if roofline is not None:
+        widest = max(tokens for _, tokens, _, _ in points)
+        for index in range(ROOF_POINTS):
+            tokens = widest ** (index / (ROOF_POINTS - 1))
+            points.append((ROOF, tokens, roofline.step_s(tokens), tokens / roofline.step_s(tokens)))
+    for kind, tokens, step_s, tokens_per_s in points:
+        both = {"kind": kind, "is_lane": kind.startswith("lane "), "tokens": tokens}
+        both |= {"step_ms": 1000 * step_s, "tokens_per_s": tokens_per_s}
+        yield both | {"panel": STEP_PANEL, "value": both["step_ms"]}
+        yield both | {"panel": RATE_PANEL, "value": tokens_per_s}
+
+
+def who_waits(queues: Sequence[Queue]) -> Chart:
+    """A Gantt chart for each lane, below each other on one time scale."""
+    rows = [row for queue in queues for row in _gantt_rows(queue)]
+    phases = alt.Scale(domain=[WAITING, PREFILLING, DECODING], range=[GREY, COLOURS[1], COLOURS[0]])
+    encodings: dict[str, Any] = {
+        "x": _time_axis("from_s"),
+        "x2": "to_s:Q",
+        "y": alt.Y("request:O", title="request", axis=alt.Axis(grid=False, ticks=False)),
+        "color": alt.Color("phase:N", title=None, scale=phases),
+        "tooltip": [
+            tip("request:O", "request"),
+            tip("phase:N", "phase"),
+            tip("from_s:Q", "from, s", ".2f"),
+            tip("to_s:Q", "to, s", ".2f"),
+        ],
+    }
+    base = alt.Chart().encode(**encodings)
+    layers = [
+        # Thin where nothing is done for a request: told apart without colour, too.
+        base.transform_filter(alt.datum.phase == WAITING).mark_bar(height=3),
+        base.transform_filter(alt.datum.phase != WAITING).mark_bar(height=GANTT_ROW_PX - 5),
+    ]
+    return _stacked(layers, rows, GANTT_ROW_PX * max(len(queue.waits) for queue in queues))
+
+
+def _gantt_rows(queue: Queue) -> Iterator[Row]:
+    for wait in queue.waits:
+        instants = (wait.sent_s, wait.started_s, wait.first_token_s, wait.ended_s)
+        for index, phase in enumerate((WAITING, PREFILLING, DECODING)):
+            yield {
+                "panel": f"{queue.lane}: all done after {time(queue.done_s)}",
+                "request": wait.number,
+                "phase": phase,
+                "from_s": instants[index],
+                "to_s": instants[index + 1],
+            }
+
+
+def draft_and_verify(timelines: Sequence[Timeline]) -> Chart:
+    """A bar for each step, as wide as it lasted, made of a cell for each token that it gave or rejected."""
+    rows = [row for timeline in timelines for row in _timeline_rows(timeline)]
+    kinds = [PROMPT, OWN, KEPT, DROPPED]
+    colours = alt.Scale(domain=kinds, range=[GREY, COLOURS[0], COLOURS[2], COLOURS[1]])
+    # A rejected draft is an empty cell: told apart without colour, too.
+    opacity = alt.condition(alt.datum.kind == DROPPED, alt.value(0.1), alt.value(1))
+    highest = max(row["top"] for row in rows)
+    y_axis = alt.Axis(values=list(range(highest + 1)), format="d", grid=False)
+    cells = (
+        alt.Chart()
+        .mark_rect(x2Offset=-1, strokeWidth=1)
+        .encode(
+            x=_time_axis("from_s"),
+            x2="to_s:Q",
+            y=alt.Y(
+                "bottom:Q", title="tokens", scale=alt.Scale(domain=[0, highest], nice=False), axis=y_axis
+            ),
+            y2="top:Q",
+            fill=alt.Fill("kind:N", title=None, scale=colours),
+            stroke=alt.Stroke("kind:N", title=None, scale=colours),
+            fillOpacity=opacity,
+            tooltip=[
+                tip("step:Q", "step"),
+                tip("kind:N", "token"),
+                tip("step_ms:Q", "step lasted, ms", ".0f"),
+                tip("text:N", "step gave"),
+            ],
+        )
+    )
+    return _stacked([cells], rows, TIMELINE_HEIGHT_PX)
+
+
+def _timeline_rows(timeline: Timeline) -> Iterator[Row]:
+    steps = count(len(timeline.decode_steps), "step")
+    for index, step in enumerate(timeline.steps, start=1):
+        own = step.emitted - step.kept
+        kinds = [KEPT] * step.kept + [OWN] * own + [DROPPED] * (step.drafted - step.accepted)
+        for bottom, kind in enumerate([PROMPT] if step.phase is Phase.PREFILL else kinds):
+            yield {
+                "panel": f"{timeline.lane}: {steps}, {time(timeline.lasted_s)}",
+                "step": index,
+                "kind": kind,
+                "from_s": step.started_s,
+                "to_s": step.ended_s,
+                "bottom": bottom,
+                "top": bottom + 1,
+                "step_ms": 1000 * step.lasted_s,
+                "text": (step.kept_text or "") + (step.own_text or ""),
+            }
+
+
+def _time_axis(field: str) -> Any:
+    scale = alt.Scale(zero=True, nice=False)
+    return alt.X(f"{field}:Q", title="time, s", scale=scale, axis=alt.Axis(format="~g", tickCount=8))
+
+
+def _stacked(layers: Sequence[Chart], rows: Sequence[Row], height_px: int) -> Chart:
+    """Panels below each other, in the order of the rows, on one time scale."""
+    order = list(dict.fromkeys(row["panel"] for row in rows))
+    layered = alt.layer(*layers, data=alt.Data(values=list(rows)))
+    layered = layered.properties(width=WIDTH_PX, height=height_px)
+    chart = layered.facet(facet=alt.Facet("panel:N", title=None, sort=order), columns=1)
+    return chart.properties(bounds="flush", spacing={"row": 40, "column": 0})

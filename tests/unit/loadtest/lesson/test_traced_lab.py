@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from loadtest.lab import LabError
+from loadtest.lesson.traced_lab import LessonError, Question, find_lab
+from serving.core.lane import Strategy
+
+from .scripted_lab import ScriptedLab, scripted_lab
+
+
+@pytest.fixture
+def lab() -> Iterator[ScriptedLab]:
+    with scripted_lab(ScriptedLab()) as served:
+        yield served
+
+
+def questions(count: int, lane: str = "batched-lane") -> list[Question]:
+    return [Question(lane, {"prompt": f"number {number}"}, 2 + number) for number in range(count)]
+
+
+def test_a_lane_for_each_strategy_that_has_a_replica(lab: ScriptedLab) -> None:
+    assert find_lab(f"{lab.url}/").lanes == {strategy: f"{strategy}-lane" for strategy in Strategy}
+    lab.strategies = ("batched",)
+    assert find_lab(lab.url).lanes == {Strategy.BATCHED: "batched-lane"}
+
+
+def test_a_busy_lab_is_refused(lab: ScriptedLab) -> None:
+    lab.leases = 2
+    with pytest.raises(LessonError, match="2 requests running or waiting"):
+        find_lab(lab.url)
+
+
+def test_no_lab_there() -> None:
+    with pytest.raises(LabError, match=r"127\.0\.0\.1:1/lab"):
+        find_lab("http://127.0.0.1:1")
+
+
+def test_answers_come_in_the_order_of_their_questions_with_their_own_steps(lab: ScriptedLab) -> None:
+    traced = find_lab(lab.url).ask(questions(8))
+    made = [sum(event.emitted_tokens for event in answer.steps) for answer in traced.answers]
+    assert made == [2, 3, 4, 5, 6, 7, 8, 9]
+    assert len(traced.steps) == sum(made)
+    ids = [{event.request_id for event in answer.steps} for answer in traced.answers]
+    assert all(len(each) == 1 for each in ids)
+    assert len(set.union(*ids)) == 8
+
+
+def test_requests_are_pinned_exact_in_length_and_share_no_cached_prefix(lab: ScriptedLab) -> None:
+    find_lab(lab.url).ask([*questions(2), Question("batched-lane", {"messages": []}, 5)])
+    assert {body["model"] for body in lab.asked} == {"tiny:batched-lane"}
+    assert all(body["min_tokens"] == body["max_tokens"] for body in lab.asked)
+    assert all(body["ignore_eos"] is True and body["temperature"] == 0 for body in lab.asked)
+    assert len({body["cache_salt"] for body in lab.asked}) == 3
+    assert sorted(body["path"] for body in lab.asked) == [
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/completions",
+    ]
+
+
+def test_only_the_lanes_asked_are_recorded_and_every_recording_ends(lab: ScriptedLab) -> None:
+    find_lab(lab.url).ask(questions(1))
+    assert lab.started == lab.stopped == ["batched"]
+
+
+def test_a_refused_request_ends_the_recording_and_says_what_the_lab_said(lab: ScriptedLab) -> None:
+    lab.refuses = 503
+    with pytest.raises(LessonError, match=r'answered 503: \{"error": "no"\}'):
+        find_lab(lab.url).ask(questions(2))
+    assert lab.started == lab.stopped == ["batched"]
+
+
+def test_lost_steps_are_no_result(lab: ScriptedLab) -> None:
+    lab.lost_events = 3
+    with pytest.raises(LessonError, match="batched-1: 2 of 5 step events came"):
+        find_lab(lab.url).ask(questions(1))
+
+
+@pytest.mark.parametrize("offset_ns", [-60 * 10**9, 60 * 10**9])
+def test_the_clock_of_another_machine_is_noticed(lab: ScriptedLab, offset_ns: int) -> None:
+    lab.clock_offset_ns = offset_ns
+    with pytest.raises(LessonError, match="on the lab's machine"):
+        find_lab(lab.url).ask(questions(1))
