@@ -133,6 +133,8 @@ class SimulatedEngine:
     async def _step_forever(self) -> None:
         due_at_s = time.monotonic()
         while True:
+            # Whole steps are not made up for: an engine that was held up goes on at its pace and not in a burst.
+            due_at_s = max(due_at_s, time.monotonic() - self._profile.step_ms / 1000)
             self._schedule(due_at_s)
             if not self._running:
                 self._work.clear()
@@ -140,9 +142,7 @@ class SimulatedEngine:
                 due_at_s = time.monotonic()
                 continue
             step_s = self._step_s(len(self._running))
-            # Steps follow an absolute schedule, so late wake-ups do not add up. Whole steps are not made up for:
-            # an engine that was held up goes on at its pace and not in a burst.
-            due_at_s = max(due_at_s, time.monotonic() - step_s) + step_s
+            due_at_s += step_s  # an absolute schedule: late wake-ups do not add up
             started_ns = time.monotonic_ns()
             await asyncio.sleep(max(0.0, due_at_s - time.monotonic()))
             ended_ns, batch = time.monotonic_ns(), list(self._running)

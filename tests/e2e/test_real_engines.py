@@ -227,7 +227,7 @@ def test_a_three_point_bench_reports_every_figure(lab: RunningLab, tmp_path: Pat
 
 
 def test_an_engine_that_dies_takes_its_replica_out_at_once(lab: RunningLab) -> None:
-    """The last test of the module: the lane is away for a while after it."""
+    """The others go on; and the lane comes back by itself."""
     replica = process_listening_on(lab, lab.replicas("batched")[0]["url"])
     (core,) = [child for child in replica.children(recursive=True) if "EngineCore" in child.name()]
     body = {"model": f"{lab.model}:batched", "prompt": "Count: 1, 2,", "max_tokens": 1000, "stream": True}
@@ -245,6 +245,8 @@ def test_an_engine_that_dies_takes_its_replica_out_at_once(lab: RunningLab) -> N
     assert lab.post("/v1/completions", short | {"model": lab.model}).status_code == 200
     pinned = lab.post("/v1/completions", short | {"model": f"{lab.model}:batched"})
     assert (pinned.status_code, pinned.headers["x-tandem-reason"]) == (503, "no_replica_ready")
+    wait_until(lambda: bool(lab.replicas("batched")), "the lane has a new replica", limit_s=300)
+    assert lab.post("/v1/completions", short | {"model": f"{lab.model}:batched"}).status_code == 200
 
 
 @pytest.mark.parametrize("odd", [{"top_k": 10**30}, {"stop": "\ud800"}, {"temperature": float("nan")}])

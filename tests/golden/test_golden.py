@@ -18,33 +18,35 @@ from tests.golden.truth import between, faults, instant, was_starved
 # A stamp before a write and one after it bracket the truth. Brackets as wide as the tolerance would prove little.
 WIDEST_MEDIAN_S = 0.0005
 CHUNKS = 32
-ATTEMPTS = 20
+ATTEMPTS = 60
+ROUNDING_S = 1e-4
 
 
 def assert_true(server: Server, *, streams: int, requests: int, tokens: int) -> list[SentStream]:
-    """Measure until every record is as it was sent; the streams that were sent.
+    """Measure until every request was once reported as it was sent; the streams of those measurements.
 
     Two cores that others use as well may leave a client without one for longer than a gap. The kernel then merges
-    chunks that lie unread and keeps one stamp, so no client can tell them apart. Only where each false record
-    shows that itself is the measurement made again. Any other fault counts at once; so does the last attempt.
+    chunks that lie unread and keeps one stamp, so no client can tell them apart. Only a record that shows that
+    itself is measured again, with all others beside it. Any other fault counts at once; so does the last attempt.
     """
+    true: dict[str, SentStream] = {}
     for attempt in range(1, ATTEMPTS + 1):
         records = server.measure(streams=streams, requests=requests, tokens=tokens)
-        assert len(records) == streams * requests
+        assert len({record.label.request_id for record in records}) == len(records) == streams * requests
         sent = server.sent()
         found = {record.label.request_id: faults([record], sent) for record in records}
-        if not any(found.values()):
+        true |= {name: sent[name] for name, lines in found.items() if not lines}
+        if len(true) == len(records):  # request ids are the same in each attempt
             break
         hidden = [one for one in records if found[one.label.request_id] and not was_starved(one)]
         lines = [line for lines in found.values() for line in lines]
         story = f"attempt {attempt}: {len(lines)} faults, {len(hidden)} records false and not starved:\n"
         story += "\n".join(lines[:20])
         assert not hidden, story
-        assert attempt < ATTEMPTS, story
-    streams_sent = [sent[record.label.request_id] for record in records]
-    widths_s = [instant(chunk).high_s - instant(chunk).low_s for one in streams_sent for chunk in one.chunks]
+        assert attempt < ATTEMPTS, f"{len(records) - len(true)} requests never true; {story}"
+    widths_s = [instant(chunk).high_s - instant(chunk).low_s for one in true.values() for chunk in one.chunks]
     assert (percentile(widths_s, 50) or 0) < WIDEST_MEDIAN_S
-    return streams_sent
+    return list(true.values())
 
 
 def sent_gaps_s(stream: SentStream) -> list[float]:
@@ -59,12 +61,15 @@ def test_every_time_and_count_is_as_it_was_sent(
     server = servers[profile]
     tokens = CHUNKS * profile.tokens_per_chunk
     sent = assert_true(server, streams=streams, requests=1 if streams > 1 else 2, tokens=tokens)
-    # The server is what its profile says, so that the two profiles do differ. It may be late, never early.
-    gaps_s = [gap for stream in sent for gap in sent_gaps_s(stream)]
-    assert profile.step_ms / 1000 * 0.9 < (percentile(gaps_s, 50) or 0) < profile.step_ms / 1000 * 4
+    # The server is what its profile says, so that the two profiles do differ. It may catch up on one step at most.
+    step_s = profile.step_ms / 1000
+    assert min(gap for stream in sent for gap in sent_gaps_s(stream)) < 2 * step_s
     for stream in sent:
-        waited_s = instant(stream.chunks[0]).high_s - stream.received_monotonic_ns / 1e9
-        assert waited_s > (profile.ttft_ms - profile.step_ms) / 1000
+        first, last = instant(stream.chunks[0]), instant(stream.chunks[-1])
+        assert last.high_s - first.low_s > (len(stream.chunks) - 2) * step_s - ROUNDING_S
+        assert (
+            first.high_s - stream.received_monotonic_ns / 1e9 > profile.ttft_ms / 1000 - step_s - ROUNDING_S
+        )
 
 
 @pytest.mark.parametrize("streams", [1, 50])
