@@ -150,8 +150,21 @@ def find_config(given: Path | None) -> Path:
     show_default=True,
     help="Give up a start that takes longer.",
 )
+@click.option("--host", help="Address the gateway listens on, instead of the config's gateway.host.")
+@click.option(
+    "--address",
+    metavar="auto|HOST:PORT",
+    help="Deploy on the Ray cluster that runs there, instead of starting Ray on this machine.",
+)
 @click.option("--run-id", hidden=True, help="Set by --detach: the mark of the lab's processes.")
-def up(config_file: Path | None, detach: bool, timeout_s: float, run_id: str | None) -> None:
+def up(
+    config_file: Path | None,
+    detach: bool,
+    timeout_s: float,
+    host: str | None,
+    address: str | None,
+    run_id: str | None,
+) -> None:
     """Start the lab: Ray, the scheduler, every lane, the gateway.
 
     Without --detach it stays in the foreground and Ctrl-C stops it; a second Ctrl-C cuts draining short.
@@ -160,21 +173,32 @@ def up(config_file: Path | None, detach: bool, timeout_s: float, run_id: str | N
     Examples:
       tandem up
       tandem up --detach --config my-lab.yaml
+      tandem up --address auto --host 0.0.0.0     on the head of a Ray cluster
     """
     path = find_config(config_file)
     lab = config.load(path)
+    if host is not None:
+        if not host:
+            raise click.BadParameter("must not be empty: that would be every address", param_hint="--host")
+        lab = lab.model_copy(update={"gateway": lab.gateway.model_copy(update={"host": host})})
     if run_id is None:
         _refuse_second_lab()
         _refuse_what_is_not_here(lab, path)
         _have_model(lab, path)
     if detach:
-        _up_detached(lab, path, timeout_s)
+        options = [
+            part
+            for name, given in (("--host", host), ("--address", address))
+            if given
+            for part in (name, given)
+        ]
+        _up_detached(lab, path, timeout_s, options)
     else:
         supervisor.supervise(
             lab,
             config_path=path,
             run_id=run_id or uuid.uuid4().hex,
-            load_lab=_deployments,
+            load_lab=lambda: _ray_lab(address),
             start_timeout_s=timeout_s,
             show=progress,
             announce=_say_err,
@@ -229,17 +253,21 @@ def _naming(path: Path) -> Iterator[None]:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def _deployments() -> supervisor.Lab:
+def _ray_lab(address: str | None) -> supervisor.Lab:
+    from serving import ray_environment
+
+    if address is not None:
+        ray_environment.allow_cluster()
     # Only here: importing Ray takes seconds, which no other verb should pay.
-    from serving import deployments
+    from serving.deployments import RayLab
 
-    return deployments
+    return RayLab(address)
 
 
-def _up_detached(lab: LabConfig, path: Path, timeout_s: float) -> None:
+def _up_detached(lab: LabConfig, path: Path, timeout_s: float, options: Sequence[str] = ()) -> None:
     run_id = uuid.uuid4().hex
     command = [sys.executable, "-m", "serving", "up", "--config", str(path.resolve())]
-    command += ["--timeout-s", str(timeout_s), "--run-id", run_id]
+    command += ["--timeout-s", str(timeout_s), *options, "--run-id", run_id]
     with progress() as say:
         state = cluster.detach(
             command,

@@ -345,13 +345,25 @@ def load(path: Path) -> LabConfig:
         raise ConfigError(f"{path}: not YAML: {_yaml_fault(error)}") from None
     except RecursionError:
         raise ConfigError(f"{path}: nested too deeply") from None
+    return from_data(data, str(path))
+
+
+def from_data(data: Any, origin: str) -> LabConfig:
+    """Check what a config file holds.
+
+    Args:
+        origin: where it comes from, for errors.
+
+    Raises:
+        ConfigError: with the origin, and for each fault the key, the value and the bound.
+    """
     if not isinstance(data, dict):
-        raise ConfigError(f"{path}: expected keys and values at the top, got {_shown(data)}")
+        raise ConfigError(f"{origin}: expected keys and values at the top, got {_shown(data)}")
     try:
         return LabConfig.model_validate(data)
     except ValidationError as error:
         faults = _without_echoes(error.errors())
-        raise ConfigError("\n".join(f"{path}: {_explain(fault)}" for fault in faults)) from None
+        raise ConfigError("\n".join(f"{origin}: {_explain(fault)}" for fault in faults)) from None
 
 
 def _bounded(root: yaml.Node | None) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -26,6 +28,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatus
 
 from serving import autoscaling, model_store
+from serving import config as settings
 from serving.config import LabConfig, LaneConfig
 from serving.core.errors import TandemError
 from serving.engines.base import Engine
@@ -51,6 +54,10 @@ CONNECT_TIMEOUT_S = 60
 ANSWER_TIMEOUT_S = 10
 # Far above what the scheduler lets run: Serve must never be the one that queues.
 UNBOUNDED = 1_000_000
+# What a node offers to be given engines: one for each that its memory holds.
+ENGINE_RESOURCE = "tandem_engine"
+ENGINES_ON_ONE_MACHINE = 10_000  # Ray alone on a machine is no judge of its memory
+HEAD_RESOURCE = "node:__internal_head__"  # Ray's own, on the head and nowhere else
 OBJECT_STORE_BYTES = 128 * 1024 * 1024  # the data path is HTTP; Ray's store holds next to nothing
 
 
@@ -93,6 +100,8 @@ class EngineDeployment:
 
     async def __init__(self, config: LabConfig, lane: LaneConfig, scheduler: DeploymentHandle) -> None:  # type: ignore[misc]
         _prepare_process()
+        # Cores and device are those of this node, so no driver can know them.
+        os.environ.update(environment(lane, config.model))
         replica_id = f"{lane.name}-{serve.get_replica_context().replica_id.unique_id}"
         self._replica = Replica(
             _engine(config, lane),
@@ -210,9 +219,9 @@ def application(config: LabConfig) -> serve.Application:
         "health_check_period_s": 1,
         "max_constructor_retry_count": 1,
     }
-    idle = {"num_cpus": 0}
+    front = {"num_cpus": 0, "resources": {HEAD_RESOURCE: 0.001}}
     scheduler = serve.deployment(
-        SchedulerDeployment, name="scheduler", ray_actor_options=idle, **common
+        SchedulerDeployment, name="scheduler", ray_actor_options=front, **common
     ).bind(config)
     lanes = [
         serve.deployment(
@@ -222,7 +231,7 @@ def application(config: LabConfig) -> serve.Application:
             ray_actor_options={
                 "num_cpus": lane.num_cpus,
                 "num_gpus": lane.num_gpus,
-                "runtime_env": {"env_vars": environment(lane, config.model)},
+                "resources": {ENGINE_RESOURCE: 1},
             },
             **common,
         ).bind(config, lane, scheduler)
@@ -232,7 +241,7 @@ def application(config: LabConfig) -> serve.Application:
         GatewayDeployment,
         name="gateway",
         num_replicas=config.gateway.replicas,
-        ray_actor_options=idle,
+        ray_actor_options=front,
         **common,
     ).bind(config, scheduler, *lanes)
 
@@ -259,36 +268,92 @@ def _scaling(lane: LaneConfig) -> dict[str, Any]:
     }
 
 
-def start(config: LabConfig, *, on_progress: Callable[[str], None]) -> None:
-    """Start Ray on this machine and deploy the lab; returns when every replica serves.
+def build(args: dict[str, Any]) -> serve.Application:
+    """The application for `serve deploy` and KubeRay.
 
-    Everything listens on the loopback.
+    Args:
+        args: the content of a config file.
 
     Raises:
-        ConfigError: the model is not there.
-        LabStartError: a deployment failed; the text says which and why.
+        ConfigError: the content is no config.
     """
-    if any(lane.engine == "vllm" for lane in config.lanes):
-        model_store.resolve(config.model.path)
-    on_progress("starting Ray")
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    return application(settings.from_data(args, "args"))
+
+
+@dataclass(frozen=True)
+class RayLab:
+    """The lab on Ray.
+
+    Attributes:
+        address: a Ray cluster to join, as `auto` or host:port; None to start Ray on this machine for it alone,
+            on the loopback.
+    """
+
+    address: str | None = None
+
+    def start(self, config: LabConfig, *, on_progress: Callable[[str], None]) -> None:
+        """Deploy the lab; returns when every replica serves.
+
+        Raises:
+            ConfigError: the model is not there.
+            LabStartError: no cluster at the address, or a deployment failed; the text says which and why.
+        """
+        if any(lane.engine == "vllm" for lane in config.lanes):
+            model_store.resolve(config.model.path)
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        if self.address is None:
+            on_progress("starting Ray")
+            _start_ray()
+        else:
+            on_progress(f"joining the Ray cluster at {self.address}")
+            _join_ray(self.address)
+        on_progress("starting Ray Serve")
+        serve.start(http_options=HTTPOptions(host=config.gateway.host, port=config.gateway.port))
+        target = serve.RunTarget(application(config), name=APP_NAME, route_prefix="/")
+        serve.run_many(
+            [target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
+        )
+        _wait_until_running(on_progress, sum(lane.replicas for lane in config.lanes))
+
+    def stop(self) -> None:
+        """Let running requests end within the limit, then take the lab down. Does nothing when nothing runs."""
+        if not ray.is_initialized():
+            return
+        # A half-started lab has nothing to drain; whatever the reason, what runs is stopped below.
+        try:
+            scheduler = serve.get_deployment_handle("scheduler", APP_NAME)
+            limit_s: float = scheduler.drain_timeout_s.remote().result(timeout_s=ANSWER_TIMEOUT_S)
+            scheduler.drain.remote().result(timeout_s=limit_s + ANSWER_TIMEOUT_S)
+        except Exception:
+            logging.getLogger(__name__).info("nothing was drained", exc_info=True)
+        if self.address is not None and set(serve.status().applications) - {APP_NAME}:
+            serve.delete(APP_NAME)  # others use Serve on this cluster
+        else:
+            serve.shutdown()
+        ray.shutdown()
+
+
+def _start_ray() -> None:
     ray.init(
         address="local",
         _node_ip_address="127.0.0.1",
         include_dashboard=False,
         object_store_memory=OBJECT_STORE_BYTES,
+        resources={ENGINE_RESOURCE: ENGINES_ON_ONE_MACHINE},
         namespace=APP_NAME,
         logging_level=logging.WARNING,
         log_to_driver=False,
     )
-    on_progress("starting Ray Serve")
-    serve.start(http_options=HTTPOptions(host=config.gateway.host, port=config.gateway.port))
-    target = serve.RunTarget(application(config), name=APP_NAME, route_prefix="/")
-    serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
-    _wait_until_running(on_progress)
 
 
-def _wait_until_running(on_progress: Callable[[str], None]) -> None:
+def _join_ray(address: str) -> None:
+    try:
+        ray.init(address=address, namespace=APP_NAME, logging_level=logging.WARNING, log_to_driver=False)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise LabStartError(f"no Ray cluster to join at {address} (--address): {error}") from error
+
+
+def _wait_until_running(on_progress: Callable[[str], None], num_engines: int) -> None:
     while True:
         app = serve.status().applications.get(APP_NAME)
         if app is not None and app.deployments:
@@ -301,7 +366,7 @@ def _wait_until_running(on_progress: Callable[[str], None]) -> None:
                     if one.status.value.endswith("FAILED")
                 ]
                 raise LabStartError("\n".join(faults) or app.message)
-            on_progress(_describe(app.deployments))
+            on_progress(_describe(app.deployments) + _missing(num_engines))
         time.sleep(POLL_S)
 
 
@@ -311,16 +376,12 @@ def _describe(deployments: dict[str, Any]) -> str:
     return f"{len(ready)} of {len(deployments)} deployments ready; waiting for {', '.join(waiting)}"
 
 
-def stop() -> None:
-    """Let running requests end within the limit, then take everything down. Does nothing when nothing runs."""
-    if not ray.is_initialized():
-        return
-    # A half-started lab has nothing to drain; whatever the reason, what runs is stopped below.
-    try:
-        scheduler = serve.get_deployment_handle("scheduler", APP_NAME)
-        limit_s: float = scheduler.drain_timeout_s.remote().result(timeout_s=ANSWER_TIMEOUT_S)
-        scheduler.drain.remote().result(timeout_s=limit_s + ANSWER_TIMEOUT_S)
-    except Exception:
-        logging.getLogger(__name__).info("nothing was drained", exc_info=True)
-    serve.shutdown()
-    ray.shutdown()
+def _missing(num_engines: int) -> str:
+    """Which engines no node takes, and why."""
+    offered = int(ray.cluster_resources().get(ENGINE_RESOURCE, 0))
+    if offered >= num_engines:
+        return ""
+    return (
+        f"; the cluster's nodes offer {offered} of the {num_engines} {ENGINE_RESOURCE} that the lanes need: "
+        f"ray start --resources='{{\"{ENGINE_RESOURCE}\": N}}'"
+    )

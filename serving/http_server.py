@@ -12,6 +12,9 @@ from starlette.types import ASGIApp
 
 from serving.core.errors import TandemError
 
+PING_S = 5.0
+PING_TIMEOUT_S = 10.0
+
 
 class QuietServer(uvicorn.Server):
     """uvicorn on a given socket, without signal handlers: the process belongs to Ray."""
@@ -30,6 +33,9 @@ async def serve_app(app: ASGIApp, host: str) -> tuple[uvicorn.Server, asyncio.Ta
         log_config=None,
         access_log=False,
         ws="websockets-sansio",
+        # A peer behind a broken network sends nothing, not even an end.
+        ws_ping_interval=PING_S,
+        ws_ping_timeout=PING_TIMEOUT_S,
         timeout_keep_alive=60,
     )
     server = QuietServer(config)

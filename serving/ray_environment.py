@@ -9,9 +9,10 @@ binds each replica's inter-deployment gRPC server, which unpickles what it recei
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
-# Ray's own switch for desktops: every service on 127.0.0.1. A cluster of several nodes sets it to 1.
+# Ray's own switch for desktops: every service on 127.0.0.1.
 LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 os.environ.setdefault(LOOPBACK_SWITCH, "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -19,6 +20,17 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault(
     "RAY_DEDUP_LOGS_SKIP_REGEX", r"Task ServeController\.\w+ failed.*was killed by `ray.kill`"
 )
+
+
+def allow_cluster() -> None:
+    """Let this process join a cluster of several nodes; before Ray is imported.
+
+    Where `ray start` finds a token it asks for it from everyone, but `ray.init` shows it only in mode `token`.
+    """
+    os.environ[LOOPBACK_SWITCH] = "1"
+    variables = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+    if any(os.environ.get(name) for name in variables) or (Path.home() / ".ray" / "auth_token").is_file():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
 def bind_replica_server_to_node() -> None:

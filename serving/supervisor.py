@@ -40,7 +40,7 @@ class StopRequested(KeyboardInterrupt):
 
 
 class Lab(Protocol):
-    """What the supervisor runs; `serving.deployments` in production."""
+    """What the supervisor runs; `serving.deployments.RayLab` in production."""
 
     def start(self, config: LabConfig, *, on_progress: Say) -> None: ...
 
