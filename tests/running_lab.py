@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,18 +108,23 @@ def tandem(
 
 
 @contextmanager
-def running_lab(config: dict[str, Any]) -> Iterator[RunningLab]:
-    """Start a lab on a free port, and stop it whatever happens."""
+def running_lab(
+    config: dict[str, Any], options: Sequence[str] = (), environment: Mapping[str, str] = os.environ
+) -> Iterator[RunningLab]:
+    """Start a lab on a free port, and stop it whatever happens.
+
+    Args:
+        options: further ones of `tandem up`.
+    """
     with tempfile.TemporaryDirectory(prefix="tandem-test-") as directory:
         port = free_port()
         config = config | {"gateway": {"port": port} | config.get("gateway", {})}
         path = Path(directory) / "lab.yaml"
         path.write_text(yaml.safe_dump(config))
-        environment = os.environ | {"TANDEM_STATE": directory}
-        started = tandem(
-            "up", "--config", str(path), "--detach", environment=environment, limit_s=START_LIMIT_S
-        )
+        environment = {**environment, "TANDEM_STATE": directory}
+        command = ("up", "--config", str(path), "--detach", *options)
         try:
+            started = tandem(*command, environment=environment, limit_s=START_LIMIT_S)
             assert started.returncode == 0, started.stdout + started.stderr
             yield RunningLab(f"http://127.0.0.1:{port}", config["model"]["name"], environment)
         finally:

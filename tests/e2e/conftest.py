@@ -14,7 +14,7 @@ from tests.running_lab import RunningLab, running_lab
 DEFAULT_CONFIG = Path(__file__).parents[2] / "deploy" / "lab.yaml"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def lab() -> Iterator[RunningLab]:
     model_store.prepare(print)
     config = yaml.safe_load(DEFAULT_CONFIG.read_text())

@@ -79,7 +79,7 @@ class Server:
         return {stream.request_id: stream for stream in streams}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def servers() -> Iterator[dict[Profile, Server]]:
     """A server for each profile. All start at once, for most of a start is imports."""
     command = [sys.executable, "-m", "serving.engines.simulated_server", "--max-num-seqs", "64"]

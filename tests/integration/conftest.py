@@ -47,7 +47,7 @@ CONFIG: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def lab() -> Iterator[RunningLab]:
     with running_lab(CONFIG) as started:
         yield started

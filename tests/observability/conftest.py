@@ -90,7 +90,7 @@ class Watched:
         return {"lane": lane, "replica": replica, "tenant": "gold", "workload": "copy"}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     directory, load_port = tmp_path_factory.mktemp("prometheus"), free_port()
     with (
