@@ -8,6 +8,7 @@ from typing import Any
 
 import altair as alt
 
+VEGA_LITE_VERSION = ".".join(alt.SCHEMA_VERSION.split(".")[:2])
 PANEL_WIDTH_PX = 330
 PANEL_HEIGHT_PX = 240
 BAR_WIDTH_PX = 560

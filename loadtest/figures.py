@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import altair as alt
 import vl_convert
 
 from loadtest import closed_loop_figures, lane_figures, rate_figures
-from loadtest.chart_style import THEMES, Chart
+from loadtest.chart_style import THEMES, VEGA_LITE_VERSION, Chart
 from loadtest.speed_up_figure import speed_up
 from loadtest.summary import Summary
 
-VEGA_LITE_VERSION = ".".join(alt.SCHEMA_VERSION.split(".")[:2])
 PNG_SCALE = 2
-EXPORTS = "window.vegaEmbed = vegaEmbed;"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +55,6 @@ def save_png(drawn: DrawnFigure, directory: Path) -> Path:
         vl_convert.vegalite_to_png(drawn.spec, vl_version=version, scale=PNG_SCALE, config=config)
     )
     return path
-
-
-@cache
-def javascript() -> str:
-    """Vega, Vega-Lite and Vega-Embed in one script that needs no network."""
-    return str(vl_convert.javascript_bundle(EXPORTS, vl_version=VEGA_LITE_VERSION))
 
 
 FIGURES = (

@@ -5,22 +5,18 @@ Everything is made again from requests.jsonl and run.json, so a report can be re
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 import yaml
-from markupsafe import Markup
 from rich.console import Console
 from rich.text import Text
 
 from loadtest.analysis import summarize_dir
-from loadtest.chart_style import THEMES
 from loadtest.compare import compare, comparison_json, load_run
 from loadtest.compare_report import COMPARE_FILE, print_comparison, write_page
-from loadtest.figures import DrawnFigure, draw_all, javascript, save_png
+from loadtest.figures import DrawnFigure, draw_all, save_png
 from loadtest.findings import findings, invalidity, warnings
 from loadtest.page import render_page
 from loadtest.rundir import BENCH_FILE, FIGURES_DIR, REPORT_FILE, SUMMARY_FILE
@@ -49,6 +45,7 @@ def render(summary: Summary, figures: tuple[DrawnFigure, ...]) -> str:
     """The page, with its figures and all they need inside it."""
     return render_page(
         "report.html.j2",
+        {drawn.figure.name: drawn.spec for drawn in figures},
         run=summary.run,
         lanes=summary.lanes,
         invalidity=invalidity(summary),
@@ -62,29 +59,7 @@ def render(summary: Summary, figures: tuple[DrawnFigure, ...]) -> str:
         num_requests=summary.requests,
         facts=_facts(summary),
         config=yaml.safe_dump(summary.run.config, sort_keys=False),
-        javascript=_library(),
-        specs=_json({drawn.figure.name: drawn.spec for drawn in figures}),
-        themes=_json(THEMES),
     )
-
-
-def _json(value: Any) -> Markup:
-    """JSON for a script element; without `<`, no text in it can end the script."""
-    return Markup(json.dumps(value).replace("<", r"\u003c"))
-
-
-def _library() -> Markup:
-    """The figures' JavaScript for a script element.
-
-    Raises:
-        ValueError: it holds a tag that would end or hide the script.
-    """
-    code = javascript()
-    lowered = code.lower()
-    for tag in ("</script", "<script", "<!--"):
-        if tag in lowered:
-            raise ValueError(f"the figures' JavaScript holds {tag!r} and cannot be put into a page")
-    return Markup(code)
 
 
 def _facts(summary: Summary) -> list[tuple[str, str]]:

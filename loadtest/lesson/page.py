@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from markupsafe import Markup
-
-from loadtest.chart_style import THEMES, Chart
-from loadtest.figures import javascript
+from loadtest.chart_style import Chart
 from loadtest.lesson import pictures, sentences
 from loadtest.lesson.lesson import LeftOut, Lesson
 from loadtest.lesson.measure import Queue, Timeline
@@ -41,17 +37,15 @@ def render(lesson: Lesson) -> str:
     found = four_pictures(lesson)
     return render_page(
         "lesson/lesson.html.j2",
+        {picture.name: picture.spec for picture in found if picture.spec is not None},
         lesson=lesson,
         version=__version__,
-        pictures=found,
+        found=found,
         timelines=_spoken(lesson.timelines),
         engines=[
             (lane, lesson.lab.replicas(lane)[0], len(lesson.lab.replicas(lane)))
             for lane in lesson.lab.lanes.values()
         ],
-        javascript=_script(javascript()),
-        specs=_json({picture.name: picture.spec for picture in found if picture.spec is not None}),
-        themes=_json({name: THEMES[name] for name in ("light", "dark")}),
     )
 
 
@@ -116,21 +110,3 @@ def _spoken(timelines: tuple[Timeline, Timeline] | LeftOut) -> list[Timeline]:
     """Those whose tokens can be shown as text."""
     found = () if isinstance(timelines, LeftOut) else timelines
     return [timeline for timeline in found if timeline.text is not None]
-
-
-def _json(value: Any) -> Markup:
-    """JSON for a script element; without `<`, no text in it can end the script."""
-    return Markup(json.dumps(value).replace("<", r"\u003c"))
-
-
-def _script(code: str) -> Markup:
-    """Code for a script element.
-
-    Raises:
-        ValueError: it holds a tag that would end or hide the script.
-    """
-    lowered = code.lower()
-    for tag in ("</script", "<script", "<!--"):
-        if tag in lowered:
-            raise ValueError(f"the pictures' JavaScript holds {tag!r} and cannot be put into a page")
-    return Markup(code)
