@@ -7,7 +7,7 @@ ARGS ?=
 TOOLS := $(CURDIR)/.tandem/tools/usr/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-unit check up down status bench report dashboards prometheus bench-client bench-scheduler study-policies crosscheck doctor install clean
+.PHONY: help demo test test-unit check up down status bench report dashboards prometheus bench-client bench-recording bench-scheduler study-policies crosscheck doctor install clean
 
 help: ## List the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ prometheus: ## Run Prometheus for the lab on 127.0.0.1:8000, on 127.0.0.1:9090, 
 	@deploy/test_tools.sh
 	PATH="$(TOOLS):$$PATH" prometheus --config.file=dashboards/prometheus/prometheus.yml \
 	  --storage.tsdb.path=.tandem/prometheus --web.listen-address=127.0.0.1:9090 $(ARGS)
+
+bench-recording: install ## What recording engine steps costs on the running lab; ARGS="--pairs 100"
+	@$(BIN)/python -m loadtest.bench_recording $(ARGS)
 
 bench-scheduler: install ## How fast the scheduler decides: pure code and running service; ARGS="--limit-s 1"
 	@$(BIN)/python -m serving.simulation.bench_scheduler $(ARGS)
