@@ -459,7 +459,14 @@ def report(arguments: tuple[str, ...]) -> None:
     "--out", type=click.Path(path_type=Path), help="Trace file.  [default: runs/<time>-trace/trace.json]"
 )
 @click.option("--token-ids", is_flag=True, help="Record the tokens of drafts and answers, too.")
-def trace(seconds: float, out: Path | None, token_ids: bool) -> None:
+@click.option(
+    "--share",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Of the requests; all processes choose the same ones.",
+)
+def trace(seconds: float, out: Path | None, token_ids: bool, share: float) -> None:
     """Record engine steps and requests of the running lab; open the result at https://ui.perfetto.dev.
 
     Beside the trace it writes steps.jsonl, the same in plain rows: docs/tracing.md. It sends no load itself.
@@ -470,13 +477,14 @@ def trace(seconds: float, out: Path | None, token_ids: bool) -> None:
       tandem trace --seconds 5 --token-ids --out story.json
     """
     # Only here: no other verb needs an HTTP client of its own.
-    from serving.telemetry import chrome_trace, recording
+    from serving.core import chrome_trace
+    from serving.telemetry import recording
 
     url = _running_url()
     if out is not None and not os.access(out.parent, os.W_OK):
         raise click.BadParameter(f"{out.parent} is not a directory to write into", param_hint="--out")
     with progress() as say:
-        recorded = asyncio.run(recording.record(url, seconds, with_token_ids=token_ids, say=say))
+        recorded = asyncio.run(recording.record(url, seconds, with_token_ids=token_ids, say=say, share=share))
     try:
         path = out or create_run_dir(RUNS_DIR, "trace", datetime.now(UTC)) / "trace.json"
         rows = path.with_name("steps.jsonl" if out is None else f"{path.stem}.steps.jsonl")
@@ -485,6 +493,7 @@ def trace(seconds: float, out: Path | None, token_ids: bool) -> None:
     except OSError as error:
         raise TandemError(f"{error.filename}: cannot be written: {error.strerror}") from None
     _say_err(f"{len(recorded.trace.steps)} step events, {len(recorded.trace.spans)} requests: {rows}")
+      tandem trace --seconds 300 --share 0.1
     _say_err("open the trace at https://ui.perfetto.dev:")
     click.echo(path)
     for fault in recorded.faults:

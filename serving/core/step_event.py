@@ -124,6 +124,7 @@ class TraceHeader:
         started_ns, ended_ns: the recording, on CLOCK_MONOTONIC.
         realtime_offset_ns: add it to an instant to get nanoseconds since the epoch.
         spans_complete: False when a gateway had more requests than it remembers.
+        share: of the requests that are in it, chosen by `serving.core.sampling`.
     """
 
     tandem_version: str
@@ -134,3 +135,4 @@ class TraceHeader:
     replicas: tuple[TracedReplica, ...]
     gateways: tuple[str, ...]
     spans_complete: bool
+    share: float = 1.0

@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from serving.core.errors import TandemError
+from serving.core.sampling import is_sampled
 from serving.core.step_event import Phase, StepEvent
 
 PATH_VARIABLE: Final = "TANDEM_STEP_LOG"  # where the engine's process finds the file
@@ -26,6 +27,8 @@ _IS_ON, _WITH_TOKEN_IDS = 1, 2
 _IS_ATTACHED = 1  # byte 1: an engine has opened the file
 _COUNTS = struct.Struct("=QQQQi")  # most events, bytes, events, lost events, errno of a failed write
 _COUNTS_AT = 8
+_SHARE = struct.Struct("=d")  # of the requests
+_SHARE_AT = 64
 _LENGTH = struct.Struct("=I")
 
 
@@ -72,8 +75,11 @@ class StepLog:
         _, _, events, lost, _ = _COUNTS.unpack_from(self._control, _COUNTS_AT)
         return events, lost
 
-    def start(self, max_events: int, *, with_token_ids: bool) -> None:
+    def start(self, max_events: int, *, with_token_ids: bool, share: float = 1.0) -> None:
         """Forget what was recorded and record from the next step on.
+
+        Args:
+            share: of the requests, as `serving.core.sampling` chooses them.
 
         Raises:
             StepLogError: the engine does not write to this log.
@@ -82,6 +88,7 @@ class StepLog:
             raise StepLogError("the engine does not record its steps: its scheduler is of an unknown kind")
         self.clear()
         _COUNTS.pack_into(self._control, _COUNTS_AT, max_events, 0, 0, 0, 0)
+        _SHARE.pack_into(self._control, _SHARE_AT, share)
         self._control[0] = _IS_ON | (_WITH_TOKEN_IDS if with_token_ids else 0)
 
     def stop(self) -> None:
@@ -155,7 +162,12 @@ class StepWriter:
         return bool(self._control[0] & _WITH_TOKEN_IDS)
 
     def write(self, step: int, started_ns: int, ended_ns: int, requests: list[RequestStep]) -> None:
-        """Append a step, or count its events as lost when there is no room for all of them."""
+        """Append what is wanted of a step, or count its events as lost when there is no room for all of them."""
+        (share,) = _SHARE.unpack_from(self._control, _SHARE_AT)
+        if share < 1:
+            requests = [one for one in requests if is_sampled(one.request_id, share)]
+            if not requests:
+                return
         most, size, events, lost, _ = _COUNTS.unpack_from(self._control, _COUNTS_AT)
         errno = 0
         if lost or events + len(requests) > most:

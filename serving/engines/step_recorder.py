@@ -24,7 +24,7 @@ from serving.core.step_event import TracedReplica
 from serving.engines.step_log import StepLog, StepLogError
 
 T = TypeVar("T")
-MAX_SECONDS = 300.0
+MAX_SECONDS = 3600.0
 MAX_EVENTS = 1_000_000
 # As long as a fetch may take to begin after the recording has ended by itself; then another may start.
 FETCH_GRACE_S = 30.0
@@ -60,8 +60,15 @@ class StepRecorder:
         self._is_being_read = False
         self._timers: list[asyncio.TimerHandle] = []
 
-    def start(self, seconds: float, max_events: int = MAX_EVENTS, *, with_token_ids: bool = False) -> int:
-        """Record for `seconds`, or until `max_events`; the number of the recording.
+    def start(
+        self,
+        seconds: float,
+        max_events: int = MAX_EVENTS,
+        *,
+        with_token_ids: bool = False,
+        share: float = 1.0,
+    ) -> int:
+        """Record a share of the requests for `seconds`, or until `max_events`; the number of the recording.
 
         Raises:
             RecordingRefusedError: a bound is exceeded, another recording goes on, or the engine cannot.
@@ -72,13 +79,15 @@ class StepRecorder:
             )
         if not 1 <= max_events <= MAX_EVENTS:
             raise RecordingRefusedError(400, f"max_events={max_events} must be 1 to {MAX_EVENTS}")
+        if not 0 < share <= 1:
+            raise RecordingRefusedError(400, f"share={share!r} must be above 0 and at most 1")
         if self._current is not None:
             raise RecordingRefusedError(
                 409,
                 f"recording {self._current} of replica {self._labels.replica_id} is not over; try again later",
             )
         try:
-            self._log.start(max_events, with_token_ids=with_token_ids)
+            self._log.start(max_events, with_token_ids=with_token_ids, share=share)
         except StepLogError as error:
             raise RecordingRefusedError(501, str(error)) from None
         self._current = next(self._numbers)
@@ -147,6 +156,7 @@ class StepRecorder:
                 _number(asked, "seconds", float),
                 _number(asked, "max_events", int, MAX_EVENTS),
                 with_token_ids=asked.get("token_ids") == "1",
+                share=_number(asked, "share", float, 1.0),
             )
         except RecordingRefusedError as refusal:
             return _refused(refusal)

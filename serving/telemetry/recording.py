@@ -13,7 +13,9 @@ import aiohttp
 import msgspec
 
 from serving import __version__
+from serving.core.client_key import key_headers
 from serving.core.errors import TandemError
+from serving.core.sampling import is_sampled
 from serving.core.step_event import RequestSpan, StepEvent, TracedReplica, TraceHeader
 from serving.core.trace_file import Trace
 
@@ -49,18 +51,26 @@ class _Started:
 
 
 async def record(
-    gateway_url: str, seconds: float, *, with_token_ids: bool, say: Callable[[str], None]
+    gateway_url: str,
+    seconds: float,
+    *,
+    with_token_ids: bool,
+    say: Callable[[str], None],
+    share: float = 1.0,
 ) -> Recording:
     """Record for `seconds`; every process must run on this machine, for they are compared by its clock.
+
+    Args:
+        share: of the requests, above 0 and at most 1; gateways and engines choose the same ones.
 
     Raises:
         RecordingError: the lab does not answer, or a replica refuses; nothing goes on recording then.
     """
     timeout = aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_S)
     async with aiohttp.ClientSession(timeout=timeout, read_bufsize=MAX_LINE_BYTES) as session:
-        lab = await _get(session, f"{gateway_url}/lab")
-        targets = await _get(session, f"{gateway_url}/targets")
-        asked = f"seconds={seconds:g}&token_ids={int(with_token_ids)}"
+        lab = await _ask_gateway(session, f"{gateway_url}/lab")
+        targets = await _ask_gateway(session, f"{gateway_url}/targets")
+        asked = f"seconds={seconds:g}&token_ids={int(with_token_ids)}&share={share!r}"
         asked += f"&max_events={max(1, MAX_EVENTS // max(1, len(lab['replicas'])))}"
         started: list[_Started] = []
         try:
@@ -86,6 +96,7 @@ async def record(
         replicas=tuple(replicas),
         gateways=tuple(gateway.gateway_id for gateway in gateways),
         spans_complete=all(gateway.is_complete for gateway in gateways),
+        share=share,
     )
     faults += [
         f"replica {one.replica_id}: {one.lost_events} events did not fit, from the end" for one in replicas
@@ -93,7 +104,12 @@ async def record(
     ]  # fmt: skip
     if not header.spans_complete:
         faults.append("a gateway had more requests than it remembers: spans from the beginning are missing")
-    spans = [span for gateway in gateways for span in gateway.spans if span.arrived_ns <= ended_ns]
+    spans = [
+        span
+        for gateway in gateways
+        for span in gateway.spans
+        if span.arrived_ns <= ended_ns and (share == 1 or is_sampled(span.request_id, share))
+    ]
     spans.sort(key=lambda span: span.arrived_ns)
     return Recording(Trace(header, spans, steps), faults)
 
@@ -105,9 +121,9 @@ async def _wait(seconds: float, say: Callable[[str], None]) -> None:
         await asyncio.sleep(min(1.0, left_s))
 
 
-async def _get(session: aiohttp.ClientSession, url: str) -> Any:
+async def _ask_gateway(session: aiohttp.ClientSession, url: str) -> Any:
     try:
-        async with session.get(url, raise_for_status=True) as response:
+        async with session.get(url, headers=key_headers(), raise_for_status=True) as response:
             return await response.json()
     except (aiohttp.ClientError, TimeoutError) as error:
         raise RecordingError(f"GET {url}: {_said(error)}") from None

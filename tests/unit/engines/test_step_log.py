@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from serving.core.sampling import is_sampled
 from serving.core.step_event import Phase, StepEvent
 from serving.engines.step_log import RequestStep, StepLog, StepLogError, StepWriter
 
@@ -52,6 +53,21 @@ def test_what_exceeds_the_bound_is_lost_and_counted(log: StepLog, writer: StepWr
     writer.write(3, 2, 3, [ROW])  # no later one fills the hole
     assert log.counts == (2, 3)
     assert {event.step for event in log.events("r")} == {1}
+
+
+def test_of_a_share_only_its_requests_are_written_and_count(log: StepLog, writer: StepWriter) -> None:
+    ids = [f"cmpl-x-{number:012x}-0" for number in range(200)]
+    rows = [RequestStep(one, False, 1, 0, 0, 1) for one in ids]
+    log.start(200, with_token_ids=False, share=0.25)
+    writer.write(1, 0, 1, rows)
+    writer.write(2, 1, 2, [row for row in rows if not is_sampled(row.request_id, 0.25)])
+    found = [(event.step, event.request_id) for event in log.events("r")]
+    assert found == [(1, one) for one in ids if is_sampled(one, 0.25)]
+    assert log.counts == (len(found), 0)
+    assert 0 < len(found) < 200
+    log.start(200, with_token_ids=False)
+    writer.write(3, 2, 3, rows)
+    assert log.counts == (200, 0), "a share is of one recording"
 
 
 def test_a_second_recording_knows_nothing_of_the_first(log: StepLog, writer: StepWriter) -> None:

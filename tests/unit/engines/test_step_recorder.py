@@ -16,6 +16,7 @@ import pytest
 from serving.config import LaneConfig, SimulatedProfile
 from serving.core import metric_names as names
 from serving.core.lane import Strategy
+from serving.core.sampling import is_sampled
 from serving.core.step_event import Phase, StepEvent, TracedReplica
 from serving.engines import step_recorder
 from serving.engines.engine_page import with_engine_page
@@ -126,9 +127,13 @@ async def test_a_stall_is_no_step_of_the_request() -> None:
     [
         ("", "seconds=None must be a number"),
         ("seconds=soon", "seconds='soon' must be a number"),
-        ("seconds=0", "seconds=0 must be above 0 and at most 300"),
+        ("seconds=0", "seconds=0 must be above 0 and at most 3600"),
         ("seconds=nan", "seconds=nan must be above 0"),
-        ("seconds=301", "seconds=301 must be above 0 and at most 300"),
+        ("seconds=3601", "seconds=3601 must be above 0 and at most 3600"),
+        ("seconds=1&share=0", "share=0.0 must be above 0 and at most 1"),
+        ("seconds=1&share=1.1", "share=1.1 must be above 0 and at most 1"),
+        ("seconds=1&share=nan", "share=nan must be above 0 and at most 1"),
+        ("seconds=1&share=half", "share='half' must be a number"),
         ("seconds=5&max_events=0", "max_events=0 must be 1 to 1000000"),
         ("seconds=5&max_events=1000001", "max_events=1000001 must be 1 to 1000000"),
         ("seconds=5&max_events=inf", "max_events='inf' must be a number"),
@@ -161,6 +166,18 @@ async def test_events_beyond_the_bound_are_counted() -> None:
         await one.complete(1, 12, "a")
         replica, events = await one.stop(recording)
     assert (len(events), replica.events, replica.lost_events) == (5, 5, 7)
+
+
+async def test_of_a_share_whole_requests_are_recorded() -> None:
+    ids = [f"{number:012x}" for number in range(20)]
+    async with scene() as one:
+        recording = await one.start("seconds=100&share=0.5")
+        await asyncio.gather(*(one.complete(2, 3, name) for name in ids))
+        _, events = await one.stop(recording)
+    made = Counter[str]()
+    for event in events:
+        made[event.request_id] += event.emitted_tokens
+    assert made == {name: 3 for name in ids if is_sampled(name, 0.5)}
 
 
 async def test_a_recording_that_nobody_ends_ends_by_itself() -> None:

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from serving.core.sampling import is_sampled
 from serving.core.step_event import Phase, RequestSpan, StepEvent, TracedReplica
 from serving.http_server import serve_app
 from serving.telemetry.recording import Recording, RecordingError, record
@@ -119,7 +120,7 @@ async def test_all_replicas_are_recorded_at_once_and_share_the_bound() -> None:
     assert found.faults == []
     assert [(event.replica_id, event.step) for event in found.trace.steps] == [("b-1", 1)] * 3 + [("b-2", 1)]
     assert [replica.replica_id for replica in found.trace.header.replicas] == ["b-1", "b-2"]
-    assert one.asked == two.asked == "seconds=0.01&token_ids=1&max_events=500000"
+    assert one.asked == two.asked == "seconds=0.01&token_ids=1&share=1.0&max_events=500000"
     assert found.trace.header.started_ns < found.trace.header.ended_ns
 
 
@@ -172,6 +173,22 @@ async def test_a_gateways_requests_of_before_and_its_forgetting() -> None:
     assert found.faults == [
         "a gateway had more requests than it remembers: spans from the beginning are missing"
     ]
+
+
+async def test_a_share_is_of_the_same_requests_at_gateways_and_engines() -> None:
+    spans, ids = SpanLog("g"), [f"r-{number:012x}" for number in range(40)]
+    for one in ids:
+        span = RequestSpan("g", one, "r", arrived_ns=1, ended_ns=2**62)
+        with spans.running(lambda span=span: span):  # type: ignore[misc]
+            pass
+    replica = PlayedReplica("b-1")
+    async with lab(replica, spans=spans) as url:
+        found = await record(url, 0.01, with_token_ids=False, say=lambda _: None, share=0.3)
+    kept = {span.request_id for span in found.trace.spans}
+    assert kept == {one for one in ids if is_sampled(f"chatcmpl-{one}-0a1b2c3d", 0.3)}
+    assert 0 < len(kept) < 40
+    assert "share=0.3" in replica.asked
+    assert found.trace.header.share == 0.3
 
 
 async def test_no_lab_is_an_error_with_its_address() -> None:

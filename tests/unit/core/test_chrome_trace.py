@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serving.core.chrome_trace import trace_events, write_chrome_trace
 from serving.core.step_event import Attempt, Phase, RequestSpan, StepEvent, TracedReplica, TraceHeader
 from serving.core.trace_file import Trace
-from serving.telemetry.chrome_trace import trace_events, write_chrome_trace
 from tests.unit.telemetry.chrome_rules import check_events
 
 REPLICA = TracedReplica("b-1", "batched", "batched", "vllm", 4, 0)
