@@ -139,12 +139,14 @@ class SchedulerConfig(_Settings):
 
 
 class SpeculationConfig(_Settings):
-    """Draft and verify, as vLLM's `speculative_config` names it."""
+    """Draft and verify; the settings have the names of vLLM's `speculative_config`."""
 
-    method: Literal["ngram"] = "ngram"
+    method: Literal["ngram", "draft_model"] = "ngram"
     num_speculative_tokens: int = Field(4, ge=1, le=16)
-    prompt_lookup_min: int = Field(2, ge=1, le=16)
-    prompt_lookup_max: int = Field(4, ge=1, le=16)
+    # draft_model: a checkpoint directory on the engine's node, of a model with the same vocabulary.
+    model: str | None = Field(None, min_length=1, max_length=4096)
+    prompt_lookup_min: int = Field(2, ge=1, le=16)  # ngram
+    prompt_lookup_max: int = Field(4, ge=1, le=16)  # ngram
 
     @model_validator(mode="after")
     def _window(self) -> Self:
@@ -152,6 +154,17 @@ class SpeculationConfig(_Settings):
             raise ValueError(
                 f"prompt_lookup_min={self.prompt_lookup_min} exceeds prompt_lookup_max={self.prompt_lookup_max}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _of_its_method(self) -> Self:
+        if (self.method == "draft_model") != (self.model is not None):
+            raise ValueError(
+                f"model must be given for method draft_model, and only there; method={self.method}"
+            )
+        lookup = sorted({"prompt_lookup_min", "prompt_lookup_max"} & self.model_fields_set)
+        if lookup and self.method != "ngram":
+            raise ValueError(f"{lookup[0]} is for method ngram only; method={self.method}")
         return self
 
 

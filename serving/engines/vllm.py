@@ -15,8 +15,8 @@ import uvicorn
 from prometheus_client import REGISTRY, CollectorRegistry
 from starlette.types import ASGIApp
 
-from serving import machine
-from serving.config import LaneConfig, ModelConfig
+from serving import machine, model_store
+from serving.config import LaneConfig, ModelConfig, SpeculationConfig
 from serving.core.errors import ConfigError
 from serving.engines.base import EngineFacts, EngineTally, FinishedRequest
 from serving.engines.step_log import PATH_VARIABLE, StepLog
@@ -82,16 +82,29 @@ def command_line(
     else:
         arguments += ["--gpu-memory-utilization", str(lane.gpu_memory_utilization)]
     if lane.speculation is not None:
-        arguments += ["--speculative-config", json.dumps(lane.speculation.model_dump())]
+        arguments += ["--speculative-config", json.dumps(speculative_config(lane.speculation))]
     return arguments
 
 
+def speculative_config(speculation: SpeculationConfig) -> dict[str, Any]:
+    """How a lane drafts, in vLLM's own keys; it refuses those of other methods."""
+    given: dict[str, Any] = speculation.model_dump()
+    foreign = {"ngram": {"model"}, "draft_model": {"prompt_lookup_min", "prompt_lookup_max"}}
+    return {key: value for key, value in given.items() if key not in foreign[speculation.method]}
+
+
 class VllmEngine:
-    """One vLLM engine with vLLM's own HTTP application."""
+    """One vLLM engine with vLLM's own HTTP application.
+
+    Raises:
+        ConfigError: the lane's draft model is not on this node.
+    """
 
     def __init__(
         self, lane: LaneConfig, model: ModelConfig, checkpoint: Path, served_names: list[str]
     ) -> None:
+        if lane.speculation is not None and (draft := lane.speculation.model) is not None:
+            _require_draft(lane.name, draft)
         device = choose_device(model)
         dtype = choose_dtype(model, device, machine.instruction_sets())
         self._arguments = command_line(lane, model, checkpoint, served_names, device, dtype)
@@ -208,6 +221,15 @@ class VllmEngine:
                 pass
 
         return TallyLogger
+
+
+def _require_draft(lane: str, draft: str) -> None:
+    # vLLM would take it for a name on a hub, and say so after half a minute.
+    if not model_store.is_prepared(Path(draft)):
+        raise ConfigError(
+            f"lane {lane}: speculation.model = {draft!r}: no checkpoint there; "
+            "it needs config.json and *.safetensors on the engine's node"
+        )
 
 
 def _finished(request: Any, ended_at_s: float) -> FinishedRequest:

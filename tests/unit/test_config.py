@@ -124,6 +124,24 @@ def test_the_default_lab_has_the_three_lanes_it_promises() -> None:
             "lab.yaml: lanes.0.speculation: prompt_lookup_min=5 exceeds prompt_lookup_max=4",
         ),
         (
+            SPECULATIVE % "method: draft_model",
+            "lab.yaml: lanes.0.speculation: model must be given for method draft_model, and only there; "
+            "method=draft_model",
+        ),
+        (
+            SPECULATIVE % "model: /models/draft",
+            "lab.yaml: lanes.0.speculation: model must be given for method draft_model, and only there; "
+            "method=ngram",
+        ),
+        (
+            SPECULATIVE % "method: draft_model, model: /models/draft, prompt_lookup_max: 4",
+            "lab.yaml: lanes.0.speculation: prompt_lookup_max is for method ngram only; method=draft_model",
+        ),
+        (
+            SPECULATIVE % "method: eagle",
+            "lab.yaml: lanes.0.speculation.method = 'eagle': must be 'ngram' or 'draft_model'",
+        ),
+        (
             "lanes:\n  - {name: a, strategy: batched, engine: simulated}\n",
             "lab.yaml: lanes.0: simulated must be given for engine simulated, and only there; "
             "engine=simulated",
@@ -196,6 +214,19 @@ def test_the_default_lab_has_the_three_lanes_it_promises() -> None:
 )
 def test_refusals_name_file_key_value_and_bound(tmp_path: Path, text: str, expected: str) -> None:
     assert refusal(tmp_path, text) == expected
+
+
+def test_every_config_that_is_shipped_is_accepted() -> None:
+    files = sorted((CHECKOUT / "deploy").glob("*.yaml"))
+    assert {"lab.yaml", "gpu.yaml", "scale.yaml"} <= {path.name for path in files}
+    for path in files:
+        assert config.load(path).lanes, path.name
+
+
+def test_the_engines_of_the_gpu_lab_share_one_gpu() -> None:
+    lanes = config.load(CHECKOUT / "deploy" / "gpu.yaml").lanes
+    assert sum(lane.replicas * lane.gpu_memory_utilization for lane in lanes) < 1
+    assert 0 < sum(lane.replicas * lane.num_gpus for lane in lanes) <= 1
 
 
 def test_every_fault_is_named_not_only_the_first(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from serving.config import LaneConfig, ModelConfig, SimulatedProfile, SpeculationConfig
+from serving.core.errors import ConfigError
 from serving.core.lane import Strategy
 from serving.engines import vllm
-from serving.engines.vllm import choose_device, choose_dtype, command_line, environment
+from serving.engines.vllm import VllmEngine, choose_device, choose_dtype, command_line, environment
 
 NO_SETS: frozenset[str] = frozenset()
 
@@ -78,6 +79,32 @@ def test_only_a_speculative_lane_drafts() -> None:
         "prompt_lookup_min": 2,
         "prompt_lookup_max": 4,
     }
+
+
+def with_draft_model(path: Path) -> LaneConfig:
+    return LaneConfig(
+        name="spec",
+        strategy=Strategy.SPECULATIVE,
+        speculation=SpeculationConfig(method="draft_model", model=str(path), num_speculative_tokens=5),
+    )
+
+
+def test_a_draft_model_is_named_and_nothing_is_said_of_lookup() -> None:
+    (said,) = options(with_draft_model(Path("/models/draft")))["--speculative-config"]
+    assert json.loads(said) == {
+        "method": "draft_model",
+        "model": "/models/draft",
+        "num_speculative_tokens": 5,
+    }
+
+
+def test_a_draft_model_that_is_not_there_is_refused_before_anything_loads(tmp_path: Path) -> None:
+    lane = with_draft_model(tmp_path)
+    with pytest.raises(ConfigError, match=r"lane spec: speculation\.model = .*: no checkpoint there"):
+        VllmEngine(lane, ModelConfig(device="cpu"), tmp_path, ["m"])
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).touch()
+    VllmEngine(lane, ModelConfig(device="cpu"), tmp_path, ["m"]).close()
 
 
 @pytest.mark.parametrize(
