@@ -1,13 +1,16 @@
-"""Reads one address over HTTP, directly, and says in words what went wrong."""
+"""Asks one address over HTTP, directly, and says in words what went wrong."""
 
 from __future__ import annotations
 
 import http.client
+import json
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from typing import Any
 
-READ_TIMEOUT_S = 10
+READ_TIMEOUT_S = 10.0
+MAX_SAID_BYTES = 500
 
 # Reached directly, as the load is: a proxy of the environment must not see one and miss the other.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -27,13 +30,43 @@ def get(url: str, headers: Mapping[str, str] | None = None) -> bytes:
     Raises:
         GetError: there is none, or it is not a good one.
     """
-    request = urllib.request.Request(url, headers=dict(headers or {}))
+    request = urllib.request.Request(url)
+    for name, value in (headers or {}).items():
+        request.add_unredirected_header(name, value)  # a key is for the address that was named
     try:
-        with _OPENER.open(request, timeout=READ_TIMEOUT_S) as response:
-            return bytes(response.read())
+        return _answer(request, READ_TIMEOUT_S)
     except urllib.error.HTTPError as error:
         with error:
             raise GetError(f"{url}: answered {error.code} {error.reason}", error.code) from None
+
+
+def post(
+    url: str, body: Any, headers: Mapping[str, str] | None = None, *, timeout_s: float = READ_TIMEOUT_S
+) -> bytes:
+    """The body of an answer to JSON.
+
+    Raises:
+        GetError: there is none, or it is not a good one; the text then says what the server said.
+    """
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    for name, value in (headers or {}).items():
+        request.add_unredirected_header(name, value)
+    try:
+        return _answer(request, timeout_s)
+    except urllib.error.HTTPError as error:
+        with error:
+            said = error.read(MAX_SAID_BYTES).decode(errors="replace")
+        raise GetError(f"{url}: answered {error.code}: {said}", error.code) from None
+
+
+def _answer(request: urllib.request.Request, timeout_s: float) -> bytes:
+    """Raises: HTTPError: not a good one; GetError: none."""
+    url = request.full_url
+    try:
+        with _OPENER.open(request, timeout=timeout_s) as response:
+            return bytes(response.read())
+    except urllib.error.HTTPError:
+        raise
     except urllib.error.URLError as error:
         reason = getattr(error.reason, "strerror", None) or error.reason
         raise GetError(f"{url}: cannot be reached: {reason}") from None

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadtest.http_get import GetError, get
 from serving.core import metric_names
+from serving.core.client_key import KEY_HINT, key_headers
+from serving.core.errors import ConfigError
 from serving.core.speculation import SpeculationCounts
 
 # A gateway counts a request once its last byte is out, and a broken-off one once it has noticed.
@@ -279,14 +282,18 @@ def _targets(groups: Any) -> Iterable[tuple[str, dict[str, str]]]:
 
 
 def _json(url: str) -> Any:
+    """A page of the gateway, which may want a key."""
     try:
-        return json.loads(_read(url))
+        return json.loads(_read(url, key_headers()))
+    except ConfigError as error:
+        raise LabError(str(error)) from None
     except ValueError:
         raise LabError(f"{url}: the answer is not JSON") from None
 
 
-def _read(url: str) -> bytes:
+def _read(url: str, headers: Mapping[str, str] | None = None) -> bytes:
     try:
-        return get(url)
+        return get(url, headers)
     except GetError as error:
-        raise LabError(str(error)) from None
+        hint = f"; {KEY_HINT}" if error.status == HTTPStatus.UNAUTHORIZED else ""
+        raise LabError(f"{error}{hint}") from None

@@ -6,7 +6,8 @@
     locust -f loadtest/locustfile.py --host ... --master    and, once for each core,    ... --worker
 
 Rows TTFT, TPOT, E2E and ICL max for each lane and workload; charts of the first three at /latency on Locust's
-page. An API key is read from OPENAI_API_KEY. `tandem bench` measures stages of a fixed size and writes a report.
+page. An API key is read from TANDEM_API_KEY, else from OPENAI_API_KEY.
+`tandem bench` measures stages of a fixed size and writes a report.
 """
 
 # Locust patches the interpreter: it must come before whatever imports ssl or socket.
@@ -44,6 +45,8 @@ from loadtest.record import ClientReason, RequestLabel
 from loadtest.request_body import Dialect
 from loadtest.sse_client import ClientSettings, StreamingClient
 from loadtest.workload import DEFAULT_OUTPUT_TOKENS, load_workload
+from serving.core.client_key import client_key
+from serving.core.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +91,11 @@ def _add_arguments(parser: Any) -> None:
     parser.add_argument("--seed", type=int, default=0, help="Of prompts and arrivals; 0: a fresh one.")
 
 
+def _api_key() -> str | None:
+    """For whatever server is asked; a lab's own key goes before the one that is for all services."""
+    return client_key() or os.environ.get("OPENAI_API_KEY") or None
+
+
 class Traffic:
     """What this process sends: the server it found, and its part of an open loop's schedule."""
 
@@ -100,14 +108,12 @@ class Traffic:
         self.share: dict[str, Any] = {"index": 0, "of": 1, "begin_at": 0.0}
 
     def connect(self) -> StreamingClient:
-        settings = ClientSettings(self._environment.host, api_key=os.environ.get("OPENAI_API_KEY") or None)
-        return StreamingClient(settings)
+        return StreamingClient(ClientSettings(self._environment.host, api_key=_api_key()))
 
     def begin(self) -> None:
         """Find the server, and start the schedule if there is one."""
         environment, options = self._environment, self._environment.parsed_options
-        api_key = os.environ.get("OPENAI_API_KEY") or None
-        self._server = find_server(environment.host, options.server, options.model, api_key)
+        self._server = find_server(environment.host, options.server, options.model, _api_key())
         worker = getattr(environment.runner, "worker_index", 0)
         self._numbers = itertools.count(worker * PROMPTS_PER_WORKER)
         self._stopped.clear()
@@ -191,7 +197,7 @@ def _begin(environment: Any, **_: Any) -> None:
         return
     try:
         environment.traffic.begin()
-    except (ServerError, ValueError) as error:
+    except (ServerError, ConfigError, ValueError) as error:
         logger.error("%s", error)
         _fail(environment)
 

@@ -19,6 +19,7 @@ from loadtest.record import ClientReason, RequestLabel, RequestRecord
 from loadtest.slo import Slo, can_still_hold
 from loadtest.sse_client import ClientSettings, StreamingClient
 from loadtest.workload import Workload, load_workload
+from serving.core.client_key import client_key
 
 Clock = Callable[[], float]
 
@@ -60,7 +61,7 @@ class Sender:
     def connect(self) -> StreamingClient:
         """A client that opens its connection with its first request."""
         plan = self.plan
-        settings = ClientSettings(plan.base_url, plan.connect_timeout_s, plan.idle_timeout_s)
+        settings = ClientSettings(plan.base_url, plan.connect_timeout_s, plan.idle_timeout_s, client_key())
         return StreamingClient(settings, self.clock)
 
     def workload(self, stage: StagePlan) -> Workload:

@@ -30,6 +30,7 @@ from serving.config import LabConfig
 from serving.core.errors import ConfigError, TandemError
 from serving.core.trace_file import write_trace
 from serving.doctor import Check, Status
+from serving.gateway import api_keys
 from serving.lab_state import AlreadyRunningError, NotRunningError
 from serving.progress import progress
 from serving.run_directory import RUNS_DIR, create_run_dir
@@ -184,6 +185,7 @@ def up(
     if run_id is None:
         _refuse_second_lab()
         _refuse_what_is_not_here(lab, path)
+        _warn_if_open(lab)
         _have_model(lab, path)
     if detach:
         options = [
@@ -214,7 +216,7 @@ def _refuse_second_lab() -> None:
 
 
 def _refuse_what_is_not_here(lab: LabConfig, path: Path) -> None:
-    """Before anything starts, see that the config's address and model are on this machine.
+    """Before anything starts, see that the config's address, model and API keys are on this machine.
 
     Raises:
         ConfigError: they are not; the default model is made on first use, and need not be there.
@@ -225,6 +227,21 @@ def _refuse_what_is_not_here(lab: LabConfig, path: Path) -> None:
     if _needs_model(lab) and lab.model.path != "auto":
         with _naming(path):
             model_store.resolve(lab.model.path)
+    with _naming(path):
+        api_keys.read_keys(lab.gateway)
+
+
+def _warn_if_open(lab: LabConfig) -> None:
+    host = lab.gateway.host
+    if (
+        not host.startswith("127.")
+        and host not in ("::1", "localhost")
+        and not api_keys.are_configured(lab.gateway)
+    ):
+        _say_err(
+            f"the gateway at {host} asks for no API key: whoever reaches it uses the lab "
+            f"(gateway.api_keys_file, {api_keys.KEYS_VARIABLE})"
+        )
 
 
 def _have_model(lab: LabConfig, path: Path) -> None:
@@ -391,7 +408,7 @@ def watch_verb(base_url: str | None, once: bool, as_json: bool) -> None:
     url = (base_url or _running_url()).rstrip("/")
     try:
         with watch.key_q() as wait:
-            shown = watch.frames(url, cluster.fetch, wait)
+            shown = watch.frames(url, cluster.reader(url), wait)
             if once:
                 shown = islice(shown, 1)
             if as_json:
@@ -475,6 +492,7 @@ def trace(seconds: float, out: Path | None, token_ids: bool, share: float) -> No
     Examples:
       tandem trace --seconds 20
       tandem trace --seconds 5 --token-ids --out story.json
+      tandem trace --seconds 300 --share 0.1
     """
     # Only here: no other verb needs an HTTP client of its own.
     from serving.core import chrome_trace
@@ -493,7 +511,6 @@ def trace(seconds: float, out: Path | None, token_ids: bool, share: float) -> No
     except OSError as error:
         raise TandemError(f"{error.filename}: cannot be written: {error.strerror}") from None
     _say_err(f"{len(recorded.trace.steps)} step events, {len(recorded.trace.spans)} requests: {rows}")
-      tandem trace --seconds 300 --share 0.1
     _say_err("open the trace at https://ui.perfetto.dev:")
     click.echo(path)
     for fault in recorded.faults:

@@ -6,14 +6,17 @@ import json
 import os
 import signal
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from serving import lab_state
+from serving.core.client_key import KEY_HINT, key_headers
 from serving.lab_state import AlreadyRunningError, LabState, Phase, StartFailedError
 from serving.sweep import RUN_ID_VARIABLE, clean_up, sweep
 
@@ -173,6 +176,7 @@ def look() -> dict[str, Any]:
     }
     if found["state"] == Phase.READY:
         try:
+            fetch = reader(state.url)
             fetch(state.url + "/health")
             found["scheduler"] = json.loads(fetch(state.url + "/scheduler"))
             if faults := lane_faults(found["scheduler"]):
@@ -194,13 +198,25 @@ def lane_faults(scheduler: dict[str, Any]) -> list[str]:
     return faults
 
 
-def fetch(url: str) -> bytes:
-    """Body of a GET on this machine, proxies aside.
+def reader(base_url: str) -> Callable[[str], bytes]:
+    """Reads pages of a lab's processes, proxies aside; it shows the API key to the gateway at `base_url` alone.
 
-    Raises:
-        OSError: no answer within HTTP_TIMEOUT_S, or a status of 400 and above.
+    It raises OSError: no answer within HTTP_TIMEOUT_S, or a status of 400 and above.
     """
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(url, timeout=HTTP_TIMEOUT_S) as answer:
-        body: bytes = answer.read()
-    return body
+    shown = key_headers()
+
+    def fetch(url: str) -> bytes:
+        request = urllib.request.Request(url)
+        for name, value in shown.items() if url.startswith(f"{base_url}/") else ():
+            request.add_unredirected_header(name, value)
+        try:
+            with opener.open(request, timeout=HTTP_TIMEOUT_S) as answer:
+                body: bytes = answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                hint = f"; {KEY_HINT}" if error.code == HTTPStatus.UNAUTHORIZED else ""
+                raise OSError(f"{error}{hint}") from None
+        return body
+
+    return fetch

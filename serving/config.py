@@ -47,10 +47,20 @@ class GatewayConfig(_Settings):
     port: Port = 8000
     replicas: int = Field(1, ge=1, le=64)
     max_body_bytes: int = Field(1_048_576, ge=1024, le=67_108_864)
+    upload_timeout_s: Seconds = 60  # from the first byte of a request's body to the last
+    # One key a line; a path on the gateway's node, read there. Without it TANDEM_API_KEYS counts alone.
+    api_keys_file: str | None = Field(None, min_length=1, max_length=4096)
     connect_timeout_s: Seconds = 5
     first_byte_timeout_s: Seconds = 300
     idle_timeout_s: Seconds = 60
     request_log: bool = False  # a line in the log for each request that ends; never what it said
+
+    @field_validator("api_keys_file")
+    @classmethod
+    def _absolute(cls, given: str | None) -> str | None:
+        if given is not None and not Path(given).is_absolute():
+            raise ValueError(f"{_shown(given)} must be an absolute path: it is read where the gateway runs")
+        return given
 
 
 class SloConfig(_Settings):

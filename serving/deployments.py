@@ -30,11 +30,12 @@ from ray.serve.schema import ApplicationStatus
 from serving import autoscaling, model_store
 from serving import config as settings
 from serving.config import LabConfig, LaneConfig
-from serving.core.errors import TandemError
+from serving.core.errors import ConfigError, TandemError
 from serving.engines.base import Engine
 from serving.engines.replica import Replica
 from serving.engines.simulated import SimulatedEngine
 from serving.engines.vllm import VllmEngine, environment
+from serving.gateway import api_keys
 from serving.gateway.app import build_app as build_gateway_app
 from serving.gateway.completion import Services
 from serving.gateway.metrics import GatewayMetrics
@@ -130,9 +131,16 @@ class GatewayDeployment:
     """The OpenAI API; Serve's proxy sends it whole HTTP requests."""
 
     async def __init__(  # type: ignore[misc]
-        self, config: LabConfig, scheduler: DeploymentHandle, *lanes: DeploymentHandle
+        self, config: LabConfig, scheduler: DeploymentHandle, *lanes: DeploymentHandle, needs_key: bool
     ) -> None:
         _prepare_process()
+        self._keys = api_keys.read_keys(config.gateway)
+        if needs_key and not self._keys.are_needed:
+            # The lab would be open to everybody, and nobody would notice.
+            raise ConfigError(
+                f"{api_keys.KEYS_VARIABLE} is set where the lab was started, and not where this gateway runs: "
+                "`ray start` on the head must have it in its environment, or use gateway.api_keys_file"
+            )
         self._config = config
         self._address = _scheduler_address(scheduler)
         host = ray.util.get_node_ip_address()
@@ -156,7 +164,7 @@ class GatewayDeployment:
         await client.wait_connected(CONNECT_TIMEOUT_S)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return build_gateway_app(self._config, self._services, self._ask_scheduler)
+        return build_gateway_app(self._config, self._services, self._ask_scheduler, self._keys)
 
     async def check_health(self) -> None:
         if self._channel.done():
@@ -243,7 +251,7 @@ def application(config: LabConfig) -> serve.Application:
         num_replicas=config.gateway.replicas,
         ray_actor_options=front,
         **common,
-    ).bind(config, scheduler, *lanes)
+    ).bind(config, scheduler, *lanes, needs_key=api_keys.are_configured(config.gateway))
 
 
 def _scaling(lane: LaneConfig) -> dict[str, Any]:

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import json
 import secrets
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
+from loadtest.http_get import GetError, get, post
 from loadtest.lab import describe_lab
+from loadtest.step_recording import RecordingError, recording
+from serving.core.client_key import key_headers
 from serving.core.lane import Strategy
-from serving.core.step_event import StepEvent, TracedReplica
+from serving.core.step_event import StepEvent
 
 RECORD_LIMIT_S = 240  # a recording ends by itself if this process dies
 ANSWER_TIMEOUT_S = 180.0
 MAX_EVENTS = 200_000
-
-# Reached directly: the lab listens on the loopback, which no proxy serves.
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class LessonError(Exception):
@@ -116,11 +109,20 @@ class TracedLab:
         """
         lanes = dict.fromkeys(each.lane for each in questions)
         urls = [one["url"] for lane in lanes for one in self.replicas(lane)]
-        with _recording(urls) as recordings:
-            with ThreadPoolExecutor(len(questions)) as pool:
-                due_s = time.monotonic()
-                sent = list(pool.map(lambda question: self._send(question, due_s), questions))
-            steps = tuple(event for one in recordings for event in one.fetch())
+        try:
+            with recording(urls, limit_s=RECORD_LIMIT_S, max_events=MAX_EVENTS) as recordings:
+                with ThreadPoolExecutor(len(questions)) as pool:
+                    due_s = time.monotonic()
+                    sent = list(pool.map(lambda question: self._send(question, due_s), questions))
+                fetched = [one.fetch() for one in recordings]
+        except (RecordingError, GetError) as error:
+            raise LessonError(str(error)) from None
+        for replica, _ in fetched:
+            if replica.lost_events:
+                raise LessonError(
+                    f"replica {replica.replica_id}: {replica.lost_events} step events did not fit"
+                )
+        steps = tuple(event for _, events in fetched for event in events)
         return Traced(tuple(_with_steps(one, steps) for one in sent), steps)
 
     def _send(self, question: Question, due_s: float) -> _Sent:
@@ -136,7 +138,8 @@ class TracedLab:
         }
         time.sleep(max(0.0, due_s + question.sent_after_s - time.monotonic()))
         sent_ns = time.monotonic_ns()
-        answer = _read(self.base_url + path, body, request_id)
+        headers = {"x-request-id": request_id} | key_headers()
+        answer = post(self.base_url + path, body, headers, timeout_s=ANSWER_TIMEOUT_S)
         return _Sent(request_id, sent_ns, time.monotonic_ns(), json.loads(answer))
 
 
@@ -149,7 +152,10 @@ def find_lab(base_url: str) -> TracedLab:
     """
     base_url = base_url.rstrip("/")
     description = describe_lab(base_url)
-    status = json.loads(_read(f"{base_url}/scheduler"))
+    try:
+        status = json.loads(get(f"{base_url}/scheduler", key_headers()))
+    except GetError as error:
+        raise LessonError(str(error)) from None
     if busy := status["leases"] + status["waiting"]:
         raise LessonError(
             f"{base_url} has {busy} requests running or waiting; the lesson needs the lab alone"
@@ -161,40 +167,6 @@ def find_lab(base_url: str) -> TracedLab:
     return TracedLab(base_url, description, lanes)
 
 
-@dataclass(frozen=True, slots=True)
-class _Recording:
-    url: str
-    number: int
-
-    def fetch(self) -> list[StepEvent]:
-        """End the recording and get its events, once."""
-        first, *lines = _read(f"{self.url}/tandem/trace/stop?recording={self.number}", {}).splitlines()
-        replica = msgspec.json.decode(first, type=TracedReplica)
-        if replica.lost_events or len(lines) != replica.events:
-            recorded = replica.events + replica.lost_events
-            raise LessonError(f"replica {replica.replica_id}: {len(lines)} of {recorded} step events came")
-        decode = msgspec.json.Decoder(StepEvent).decode
-        return [decode(line) for line in lines]
-
-
-@contextmanager
-def _recording(urls: Sequence[str]) -> Iterator[list[_Recording]]:
-    """Recordings on these replicas; the block fetches them, and what it does not fetch when it fails is ended."""
-    query = f"seconds={RECORD_LIMIT_S}&max_events={MAX_EVENTS}&token_ids=1"
-    started: list[_Recording] = []
-    try:
-        for url in urls:
-            answer = json.loads(_read(f"{url}/tandem/trace/start?{query}", {}))
-            started.append(_Recording(url, answer["recording"]))
-        yield started
-    except BaseException:
-        for one in started:
-            # One that cannot be told ends by itself; one that was fetched is over.
-            with contextlib.suppress(LessonError):
-                one.fetch()
-        raise
-
-
 def _with_steps(sent: _Sent, steps: Sequence[StepEvent]) -> TracedAnswer:
     own = tuple(event for event in steps if sent.request_id in event.request_id)
     if not own:
@@ -202,19 +174,3 @@ def _with_steps(sent: _Sent, steps: Sequence[StepEvent]) -> TracedAnswer:
     if not sent.sent_ns <= own[0].started_ns <= own[-1].ended_ns <= sent.ended_ns:
         raise LessonError("the lab's clock is not this one's: the lesson must run on the lab's machine")
     return TracedAnswer(sent.sent_ns, sent.ended_ns, sent.body, own)
-
-
-def _read(url: str, body: dict[str, Any] | None = None, request_id: str = "") -> bytes:
-    """GET, or POST where there is a body."""
-    data = None if body is None else json.dumps(body).encode()
-    headers = {"content-type": "application/json"} | ({"x-request-id": request_id} if request_id else {})
-    request = urllib.request.Request(url, data=data, headers=headers)
-    try:
-        with _OPENER.open(request, timeout=ANSWER_TIMEOUT_S) as response:
-            return bytes(response.read())
-    except urllib.error.HTTPError as error:
-        with error:
-            said = error.read(500).decode(errors="replace")
-        raise LessonError(f"{url}: answered {error.code}: {said}") from None
-    except (OSError, http.client.HTTPException) as error:
-        raise LessonError(f"{url}: {getattr(error, 'reason', None) or repr(error)}") from None

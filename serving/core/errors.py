@@ -26,9 +26,12 @@ class Reason(StrEnum):
     QUEUE_TIMEOUT = "queue_timeout"
     UNKNOWN_MODEL = "unknown_model"
     BAD_REQUEST = "bad_request"
+    INVALID_API_KEY = "invalid_api_key"
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     REQUEST_TOO_LARGE = "request_too_large"
+    HEADERS_TOO_LARGE = "headers_too_large"
+    UPLOAD_TIMEOUT = "upload_timeout"
     CLIENT_CLOSED = "client_closed"
     UPSTREAM_BROKE = "upstream_broke"
     UPSTREAM_TIMEOUT = "upstream_timeout"
@@ -55,9 +58,12 @@ ERROR_SHAPES: dict[Reason, ErrorShape] = {
     Reason.QUEUE_TIMEOUT: ErrorShape(504, "timeout_error"),
     Reason.UNKNOWN_MODEL: ErrorShape(404, "invalid_request_error"),
     Reason.BAD_REQUEST: ErrorShape(400, "invalid_request_error"),
+    Reason.INVALID_API_KEY: ErrorShape(401, "authentication_error"),
     Reason.NOT_FOUND: ErrorShape(404, "invalid_request_error"),
     Reason.METHOD_NOT_ALLOWED: ErrorShape(405, "invalid_request_error"),
     Reason.REQUEST_TOO_LARGE: ErrorShape(413, "invalid_request_error"),
+    Reason.HEADERS_TOO_LARGE: ErrorShape(431, "invalid_request_error"),
+    Reason.UPLOAD_TIMEOUT: ErrorShape(408, "invalid_request_error"),
     Reason.CLIENT_CLOSED: ErrorShape(499, "client_closed_request"),
     Reason.UPSTREAM_BROKE: ErrorShape(502, "upstream_error"),
     Reason.UPSTREAM_TIMEOUT: ErrorShape(504, "timeout_error"),

@@ -16,6 +16,7 @@ from serving.core.errors import TandemError
 from serving.engines.base import Engine
 from serving.engines.engine_page import with_engine_page
 from serving.engines.metrics import ReplicaCollector
+from serving.engines.route_filter import only_lab_routes
 from serving.engines.step_recorder import ReplicaLabels, StepRecorder
 from serving.http_server import serve_app
 from serving.scheduler.client import keep_connected
@@ -64,7 +65,7 @@ class Replica:
 
     async def start(self, host: str) -> str:
         """Return the base URL once the engine has answered a first request; only then may others come."""
-        app = await self._engine.start()
+        app = only_lab_routes(await self._engine.start())
         if self._tracing is not None:
             app = with_engine_span(app, self._tracing)
         collector = ReplicaCollector(self._lane.name, self._replica_id, self._engine.tally)

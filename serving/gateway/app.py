@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 import time
@@ -13,29 +14,37 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
 from serving import __version__
-from serving.config import LabConfig
+from serving.config import GatewayConfig, LabConfig
 from serving.core.errors import ERROR_SHAPES, Reason, RefusedError
 from serving.core.request import Outcome
+from serving.gateway.api_keys import ApiKeys
 from serving.gateway.completion import Completion, Services
-from serving.gateway.errors import error_headers, error_object
+from serving.gateway.errors import error_response
+from serving.gateway.gate import Gate
 from serving.gateway.openai_request import model_names, route
 
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 DISTINCT_BYTES = 6
+MAX_SHOWN_CHARS = 100  # of a path in an error
+NO_KEYS = ApiKeys()
 AskScheduler = Callable[[str], Awaitable[Any]]
 
 
-def build_app(config: LabConfig, services: Services, ask_scheduler: AskScheduler) -> FastAPI:
+def build_app(
+    config: LabConfig, services: Services, ask_scheduler: AskScheduler, keys: ApiKeys = NO_KEYS
+) -> FastAPI:
     """The application.
 
     Args:
         ask_scheduler: gets a path of the scheduler's own HTTP interface as JSON.
+        keys: what opens it.
     """
-    app = FastAPI(title="Tandem gateway", version=__version__)
+    # No pages of FastAPI's own, and no redirects to whatever host the client names.
+    app = FastAPI(openapi_url=None, redirect_slashes=False)
+    app.add_middleware(Gate, keys=keys, count_refusal=services.metrics.refused)
     started_at = int(time.time())
 
     async def complete(request: Request, *, is_chat: bool) -> Any:
@@ -44,11 +53,11 @@ def build_app(config: LabConfig, services: Services, ask_scheduler: AskScheduler
             client_id = _client_request_id(request) or uuid.uuid4().hex
             # Two requests may carry the same id at once; scheduler and engine need to tell them apart.
             request_id = f"{client_id}-{secrets.token_hex(DISTINCT_BYTES)}"
-            raw = await _body(request, config.gateway.max_body_bytes)
+            raw = await _body(request, config.gateway)
             routed = route(raw, request.headers, request_id=request_id, is_chat=is_chat, config=config)
         except RefusedError as refusal:
             services.metrics.refused(refusal.reason)
-            return _error(refusal)
+            return error_response(refusal)
         except ClientDisconnect:
             services.metrics.ended("", Outcome.CANCELLED, Reason.CLIENT_CLOSED)
             return Response(
@@ -57,7 +66,7 @@ def build_app(config: LabConfig, services: Services, ask_scheduler: AskScheduler
         return Completion(
             services,
             routed,
-            path=request.url.path,
+            path=_path(request),
             client_request_id=client_id,
             arrived_at_s=arrived_at_s,
             headers=request.headers,
@@ -71,17 +80,19 @@ def build_app(config: LabConfig, services: Services, ask_scheduler: AskScheduler
 
     @app.exception_handler(404)
     async def not_found(request: Request, _: Exception) -> Response:
-        return _error(RefusedError(Reason.NOT_FOUND, f"no such path: {request.url.path}"))
+        return error_response(
+            RefusedError(Reason.NOT_FOUND, f"no such path: {_path(request)[:MAX_SHOWN_CHARS]}")
+        )
 
     @app.exception_handler(405)
     async def wrong_method(request: Request, _: Exception) -> Response:
-        message = f"{request.method} is not allowed on {request.url.path}"
-        return _error(RefusedError(Reason.METHOD_NOT_ALLOWED, message))
+        message = f"{request.method} is not allowed on {_path(request)}"
+        return error_response(RefusedError(Reason.METHOD_NOT_ALLOWED, message))
 
     @app.exception_handler(Exception)
     async def fault(_: Request, error: Exception) -> Response:
         # Starlette raises the error again after this answer, so the server logs where it came from.
-        return _error(RefusedError(Reason.INTERNAL, f"the gateway failed: {type(error).__name__}"))
+        return error_response(RefusedError(Reason.INTERNAL, f"the gateway failed: {type(error).__name__}"))
 
     # Plain routes: the answer is an ASGI application, which FastAPI's own would try to serialise.
     app.add_route("/v1/chat/completions", chat_completions, methods=["POST"])
@@ -115,6 +126,12 @@ def build_app(config: LabConfig, services: Services, ask_scheduler: AskScheduler
     return app
 
 
+def _path(request: Request) -> str:
+    """The path as it was routed; `request.url` is put together with the client's `Host`."""
+    path: str = request.scope["path"]
+    return path
+
+
 def _client_request_id(request: Request) -> str | None:
     given = request.headers.get("x-request-id")
     if given is not None and not REQUEST_ID.fullmatch(given):
@@ -124,21 +141,21 @@ def _client_request_id(request: Request) -> str | None:
     return given
 
 
-async def _body(request: Request, max_body_bytes: int) -> bytes:
-    """The request's body, never more of it than the limit."""
+async def _body(request: Request, config: GatewayConfig) -> bytes:
+    """The request's body, never more of it than the limit, and not for longer."""
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_body_bytes:
-            raise RefusedError(
-                Reason.REQUEST_TOO_LARGE, f"the body exceeds {max_body_bytes} bytes (gateway.max_body_bytes)"
-            )
+    try:
+        async with asyncio.timeout(config.upload_timeout_s):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > config.max_body_bytes:
+                    raise RefusedError(
+                        Reason.REQUEST_TOO_LARGE,
+                        f"the body exceeds {config.max_body_bytes} bytes (gateway.max_body_bytes)",
+                    )
+    except TimeoutError:
+        raise RefusedError(
+            Reason.UPLOAD_TIMEOUT,
+            f"the body was not whole after {config.upload_timeout_s:g} s (gateway.upload_timeout_s)",
+        ) from None
     return bytes(body)
-
-
-def _error(refusal: RefusedError) -> Response:
-    return JSONResponse(
-        error_object(refusal.reason, str(refusal)),
-        status_code=ERROR_SHAPES[refusal.reason].status,
-        headers=error_headers(refusal.reason, refusal.retry_after_s),
-    )

@@ -13,7 +13,8 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from serving.config import GatewayConfig, LabConfig, SchedulerConfig
-from serving.gateway.app import build_app
+from serving.gateway.api_keys import ApiKeys
+from serving.gateway.app import NO_KEYS, build_app
 from serving.gateway.completion import Services
 from serving.gateway.metrics import GatewayMetrics
 from serving.gateway.upstream import UpstreamClient
@@ -111,8 +112,8 @@ class GatewayLab:
         assert caller.is_complete
         return caller
 
-    async def get(self, path: str, method: str = "GET") -> Caller:
-        caller = Caller(path, b"", method)
+    async def get(self, path: str, method: str = "GET", **options: Any) -> Caller:
+        caller = Caller(path, b"", method, **options)
         await caller.call(self.app)
         return caller
 
@@ -154,6 +155,7 @@ async def gateway_lab(
     ask: Callable[[str], Any] = str,
     tracing: Tracing | None = None,
     logs_requests: bool = False,
+    keys: ApiKeys = NO_KEYS,
     **gateway: Any,
 ) -> AsyncIterator[GatewayLab]:
     """A lab that is at rest again when the block is left: no lease, nobody waiting, no request at the engine.
@@ -178,7 +180,7 @@ async def gateway_lab(
     ):
         upstream, metrics, spans = UpstreamClient(config.gateway), GatewayMetrics(), SpanLog("g")
         services = Services(client, upstream, metrics, spans, tracing, logs_requests)
-        app = build_app(config, services, ask_scheduler)
+        app = build_app(config, services, ask_scheduler, keys)
         try:
             yield GatewayLab(app, plane, engine, metrics, spans)
             await until(lambda: plane.counts == (0, 0))

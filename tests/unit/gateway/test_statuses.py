@@ -223,6 +223,19 @@ ROWS = [
         Reason.REQUEST_TOO_LARGE,
         gateway={"max_body_bytes": 1024},
     ),
+    Row(
+        "body too slow",
+        lambda lab: lab.post(b"", body_parts=[b'{"model":']),
+        408,
+        Reason.UPLOAD_TIMEOUT,
+        gateway={"upload_timeout_s": 0.02},
+    ),
+    Row(
+        "headers too long",
+        lambda lab: lab.post(ASKED, headers={"x-long": "x" * 32_768}),
+        431,
+        Reason.HEADERS_TOO_LARGE,
+    ),
 ]
 
 
@@ -254,7 +267,8 @@ async def test_status(row: Row) -> None:
 
 
 def test_every_reason_has_a_row() -> None:
-    elsewhere = {Reason.NOT_FOUND, Reason.METHOD_NOT_ALLOWED, Reason.INTERNAL}  # in test_app, test_completion
+    # In test_app, test_completion, test_gate.
+    elsewhere = {Reason.NOT_FOUND, Reason.METHOD_NOT_ALLOWED, Reason.INTERNAL, Reason.INVALID_API_KEY}
     assert {row.reason for row in ROWS} | elsewhere == set(Reason)
 
 
