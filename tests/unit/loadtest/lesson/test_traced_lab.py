@@ -75,7 +75,7 @@ def test_a_refused_request_ends_the_recording_and_says_what_the_lab_said(lab: Sc
 
 def test_lost_steps_are_no_result(lab: ScriptedLab) -> None:
     lab.lost_events = 3
-    with pytest.raises(LessonError, match="batched-1: 2 of 5 step events came"):
+    with pytest.raises(LessonError, match="replica batched-1: 3 step events did not fit"):
         find_lab(lab.url).ask(questions(1))
 
 
