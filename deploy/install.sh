@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes .venv in the checkout: the pinned packages of deploy/requirements.lock, torch for CPU, and tandem itself.
+# Makes .venv in the checkout: the pinned packages of deploy/requirements.lock (what serves) and
+# deploy/requirements-dev.lock (what tests, checks and builds it), torch for CPU, and tandem itself.
 # A second run takes no time. Settings (environment):
 #   PYTHON           the Python to make it with, 3.11 to 3.13; default: the first that fits of python3.11,
 #                    python3.12, python3.13, python3
@@ -12,6 +13,7 @@ TORCH_INDEX_URL="${TORCH_INDEX_URL:-https://download.pytorch.org/whl/cpu}"
 VENV="$PWD/.venv"
 LOG="$PWD/.tandem/install.log"
 STAMP="$VENV/.tandem-install"
+LOCKS=(deploy/requirements.lock deploy/requirements-dev.lock)
 SUPPORTED="import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))"
 MAX_SILENCE_S=5
 
@@ -44,7 +46,7 @@ find_python() {
         "or name one: make install PYTHON=/path/to/python3.11"
 }
 
-fingerprint() { cat deploy/requirements.lock pyproject.toml deploy/install.sh | sha256sum | cut -d ' ' -f 1; }
+fingerprint() { cat "${LOCKS[@]}" pyproject.toml deploy/install.sh | sha256sum | cut -d ' ' -f 1; }
 
 # The stamp is "installing" or "ready", the path it was made at (scripts in .venv name it), and the fingerprint.
 stamp() { printf '%s %s %s\n' "$1" "$VENV" "$(fingerprint)" >"$STAMP"; }
@@ -60,7 +62,7 @@ is_sound() {
 count() {
     printf '%s of about %s packages found, %s installed' \
         "$(grep -c -E '^(Collecting|Processing) ' "$LOG" || true)" \
-        "$(wc -l <deploy/requirements.lock)" \
+        "$(cat "${LOCKS[@]}" | wc -l)" \
         "$(find "$VENV" -maxdepth 4 -name '*.dist-info' 2>/dev/null | wc -l)"
 }
 
@@ -138,8 +140,8 @@ say "installing into .venv: about 4 minutes and 4 GB the first time; log: $LOG"
 is_sound || make_venv
 stamp installing
 install_torch
-step "packages of deploy/requirements.lock" pip_install -r deploy/requirements.lock ||
-    explain "pip could not install deploy/requirements.lock" "check the network, then run it again"
+step "packages of ${LOCKS[*]}" pip_install "${LOCKS[@]/#/-r}" ||
+    explain "pip could not install the packages of ${LOCKS[*]}" "check the network, then run it again"
 step "tandem itself" pip_install --no-build-isolation -e . || explain "pip could not install tandem itself"
 stamp ready
 say "[$(printf '%4d' "$SECONDS") s] done"
