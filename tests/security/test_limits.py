@@ -1,0 +1,101 @@
+"""What a client may send, byte by byte: through Ray Serve's proxy, to the gateway."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from tests.security.conftest import FILE_KEY, UPLOAD_TIMEOUT_S, LockedLab
+
+KEY_LINE = f"host: lab\r\nauthorization: Bearer {FILE_KEY}\r\n".encode()
+END = b"connection: close\r\n\r\n"
+
+
+def exchange(lab: LockedLab, parts: Sequence[bytes], *, limit_s: float = 20) -> bytes:
+    """What comes back until the server closes."""
+    where = urlsplit(lab.url)
+    got = b""
+    with socket.create_connection((where.hostname, where.port or 0), timeout=limit_s) as connection:
+        for part in parts:
+            connection.sendall(part)
+        while received := connection.recv(65_536):
+            got += received
+    return got
+
+
+def status(answer: bytes) -> int:
+    return int(answer.split(b" ", 2)[1])
+
+
+def test_a_plain_request_by_hand(lab: LockedLab) -> None:
+    assert status(exchange(lab, [b"GET /v1/models HTTP/1.1\r\n" + KEY_LINE + END])) == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [b"x-long: " + b"a" * 1_000_000 + b"\r\n", b"".join(b"x-%d: a\r\n" % number for number in range(1000))],
+    ids=["one of 1 MB", "1,000 of them"],
+)
+def test_headers_out_of_bounds_are_431(lab: LockedLab, headers: bytes) -> None:
+    answer = exchange(lab, [b"GET /v1/models HTTP/1.1\r\n" + KEY_LINE + headers + END])
+    assert status(answer) == 431
+    assert b"headers_too_large" in answer
+    assert len(answer) < 2000
+
+
+def test_a_query_out_of_bounds_is_refused(lab: LockedLab) -> None:
+    for size, wanted in ((1000, 200), (40_000, 431), (200_000, 400)):  # the last by the proxy's own parser
+        line = b"GET /v1/models?" + b"q" * size + b" HTTP/1.1\r\n"
+        assert status(exchange(lab, [line + KEY_LINE + END])) == wanted
+
+
+@pytest.mark.parametrize(
+    "method", ["TRACE", "OPTIONS", "PUT", "DELETE", "PATCH", "HEAD", "PROPFIND", "CONNECT"]
+)
+def test_other_methods_are_405_and_echo_nothing(lab: LockedLab, method: str) -> None:
+    answer = exchange(lab, [method.encode() + b" /v1/models HTTP/1.1\r\nx-mine: 4711\r\n" + KEY_LINE + END])
+    assert status(answer) == 405
+    assert b"4711" not in answer
+    assert FILE_KEY.encode() not in answer
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"POST /v1/completions HTTP/1.1\r\ncontent-length: 5\r\ncontent-length: 6\r\n",
+        b"POST /v1/completions HTTP/1.1\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n",
+        b"NONSENSE /v1/models HTTP/1.1\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\r\n",
+    ],
+    ids=["two lengths", "length and chunks", "no method", "not HTTP"],
+)
+def test_what_two_servers_could_read_differently_is_400(lab: LockedLab, head: bytes) -> None:
+    assert status(exchange(lab, [head + KEY_LINE + END + b"0\r\n\r\n"])) == 400
+
+
+@pytest.mark.parametrize("key_line", [KEY_LINE, b"host: lab\r\n"], ids=["with a key", "without"])
+def test_an_upload_that_does_not_end_is_cut_off(lab: LockedLab, key_line: bytes) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: 100\r\n"
+    answer = exchange(lab, [head + key_line + b"\r\n", b'{"model":'], limit_s=UPLOAD_TIMEOUT_S + 10)
+    assert status(answer) == (408 if key_line is KEY_LINE else 401)
+    assert b"connection: close" in answer.lower()
+
+
+@pytest.mark.parametrize("path", ["/-/routes", "/-/healthz"])
+def test_the_proxys_own_pages_say_only_that_there_is_a_lab(lab: LockedLab, path: str) -> None:
+    answer = httpx.get(f"{lab.url}{path}")
+    assert answer.text in ('{"/":"tandem"}', "success")
+
+
+def test_a_replicas_port_serves_what_the_lab_uses(lab: LockedLab) -> None:
+    shown = httpx.get(f"{lab.url}/lab", headers={"authorization": f"Bearer {FILE_KEY}"}).json()
+    (replica,) = shown["replicas"]
+    for path in ("/health", "/metrics", "/tandem/engine"):
+        assert httpx.get(replica["url"] + path).status_code == 200, path
+    for path in ("/docs", "/openapi.json", "/server_info", "/tokenize", "/sleep"):
+        assert httpx.get(replica["url"] + path).status_code == 404, path
+        assert httpx.post(replica["url"] + path).status_code == 404, path
