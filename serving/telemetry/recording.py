@@ -7,13 +7,14 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
 import msgspec
 
 from serving import __version__
-from serving.core.client_key import key_headers
+from serving.core.client_key import KEY_HINT, key_headers
 from serving.core.errors import TandemError
 from serving.core.sampling import is_sampled
 from serving.core.step_event import RequestSpan, StepEvent, TracedReplica, TraceHeader
@@ -126,7 +127,8 @@ async def _ask_gateway(session: aiohttp.ClientSession, url: str) -> Any:
         async with session.get(url, headers=key_headers(), raise_for_status=True) as response:
             return await response.json()
     except (aiohttp.ClientError, TimeoutError) as error:
-        raise RecordingError(f"GET {url}: {_said(error)}") from None
+        is_locked = isinstance(error, aiohttp.ClientResponseError) and error.status == HTTPStatus.UNAUTHORIZED
+        raise RecordingError(f"GET {url}: {KEY_HINT if is_locked else _said(error)}") from None
 
 
 async def _start(session: aiohttp.ClientSession, replica: dict[str, Any], asked: str) -> int:
