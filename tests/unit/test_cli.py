@@ -223,7 +223,7 @@ SCHEDULER: dict[str, Any] = {
 def answer(monkeypatch: pytest.MonkeyPatch, scheduler: dict[str, Any]) -> None:
     """The gateway is well and says this of the scheduler."""
     answers = {"/health": b"", "/scheduler": json.dumps(scheduler).encode()}
-    monkeypatch.setattr(cluster, "fetch", lambda url: answers[url.removeprefix("http://127.0.0.1:18999")])
+    monkeypatch.setattr(cluster, "reader", lambda base_url: lambda url: answers[url.removeprefix(base_url)])
 
 
 def test_status_when_ready_is_0_and_shows_lanes_replicas_and_who_waits(
@@ -393,6 +393,7 @@ def test_up_makes_no_model_for_simulated_lanes(checkout: Path, starts: list[str]
         ("gateway: {host: not a host}\n", "gateway.host = 'not a host': "),
         ("gateway: {host: 192.0.2.1}\n", "gateway.host = '192.0.2.1': Cannot assign requested address"),
         (f"gateway: {{host: {'x' * 70}}}\n", f"gateway.host = '{'x' * 70}': "),
+        ("gateway: {api_keys_file: /no/keys}\n", "gateway.api_keys_file = /no/keys: cannot be read"),
     ],
 )
 def test_what_this_machine_does_not_have_is_a_config_fault_before_anything_starts(
@@ -404,6 +405,21 @@ def test_what_this_machine_does_not_have_is_a_config_fault_before_anything_start
     assert result.stderr.startswith(f"error: deploy/lab.yaml: {fault}")
     assert len(result.stderr.splitlines()) == 1
     assert starts == []
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "warns"),
+    [("0.0.0.0", "", True), ("0.0.0.0", "key-0123456789abcdef", False), ("127.0.0.1", "", False)],
+)
+def test_a_gateway_that_is_open_to_others_without_keys_is_named(
+    host: str, keys: str, warns: bool, starts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TANDEM_API_KEYS", keys)
+    result = run("up", "--host", host)
+    assert result.exit_code == 0
+    assert (f"the gateway at {host} asks for no API key" in result.stderr) is warns
+    assert "key-0123456789abcdef" not in result.output
+    assert starts[-1] == "supervise"
 
 
 def test_up_without_the_model_s_package_names_file_key_and_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -399,6 +399,10 @@ def test_every_settings_class_is_documented() -> None:
         (LANES + "gateway: {port: 80.5}\n", "gateway.port = 80.5: must be a whole number"),
         (LANES + "gateway: {idle_timeout_s: '5'}\n", "gateway.idle_timeout_s = '5': must be a number"),
         (LANES + "gateway: {host: 1}\n", "gateway.host = 1: must be text"),
+        (
+            LANES + "gateway: {api_keys_file: keys}\n",
+            "gateway.api_keys_file: 'keys' must be an absolute path",
+        ),
         (LANES + "gateway: 8000\n", "gateway = 8000: must be keys and values"),
         ("lanes: batched\n", "lanes = 'batched': must be a list"),
         (LANES + "1: 2\n", "1 = 1: a key must be text"),
