@@ -25,7 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 import serving
-from serving import cluster, config, doctor, lab_state, machine, model_store, supervisor, watch
+from serving import cluster, config, doctor, kuberay, lab_state, machine, model_store, supervisor, watch
+from serving import export as exported
 from serving.config import LabConfig
 from serving.core.errors import ConfigError, TandemError
 from serving.core.trace_file import write_trace
@@ -526,6 +527,71 @@ def trace(seconds: float, out: Path | None, token_ids: bool, share: float) -> No
 def lesson(arguments: tuple[str, ...]) -> None:
     """Draw four pictures of serial decoding from the running lab: `tandem lesson --out lesson.html`."""
     _exit(run_module("loadtest.lesson", _with_url(arguments)))
+
+
+@tandem.group()
+def export() -> None:
+    """Write the lab's config as others want it: `serve` for a Ray cluster, `kuberay` for Kubernetes."""
+
+
+@export.command(name="serve")
+@_config_option
+@click.option("--out", type=click.Path(path_type=Path), help="File to write.  [default: standard output]")
+def export_serve(config_file: Path | None, out: Path | None) -> None:
+    """Write the Ray Serve config of the lab, for `serve deploy`.
+
+    \b
+    Examples:
+      tandem export serve --config deploy/scale.yaml --out serve.yaml
+    """
+    path = find_config(config_file)
+    text = exported.serve_yaml(config.load(path), str(path))
+    if out is None:
+        click.echo(text, nl=False)
+    else:
+        _write(out, text)
+
+
+@export.command(name="kuberay")
+@_config_option
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Directory to write into.")
+@click.option("--image", default="tandem:cpu", show_default=True, help="Image of every pod.")
+@click.option("--namespace", default="tandem", show_default=True, help="Where all of it goes.")
+@click.option(
+    "--redis-address",
+    default="tandem-redis:6379",
+    show_default=True,
+    help="host:port of the Redis that remembers the cluster when its head is lost.",
+)
+@click.option(
+    "--datasource-uid",
+    default="prometheus",
+    show_default=True,
+    help="Uid of the Prometheus datasource in your Grafana.",
+)
+def export_kuberay(config_file: Path | None, out: Path, **cluster_options: str) -> None:
+    """Write manifests for Kubernetes with the KubeRay operator; see docs/kubernetes.md.
+
+    \b
+    Examples:
+      tandem export kuberay --out manifests --image registry.example/tandem:1
+      kubectl apply -k manifests
+    """
+    path = find_config(config_file)
+    with _naming(path):
+        made = kuberay.files(config.load(path), kuberay.Cluster(**cluster_options))
+    for name, text in made.items():
+        _write(out / name, text)
+
+
+def _write(path: Path, text: str) -> None:
+    """Raises: TandemError: it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise TandemError(f"{path}: cannot be written: {error.strerror}") from None
+    click.echo(path)
 
 
 def run_module(module: str, arguments: Sequence[str], *, stdout: IO[str] | None = None) -> int:

@@ -1,0 +1,72 @@
+"""A lab's config as `serve deploy` wants it, and how exported files are written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from serving.config import LabConfig
+
+APP_NAME = "tandem"  # as serving.deployments has it, which cannot be imported without Ray
+IMPORT_PATH = "serving.deployments:build"
+ENGINE_RESOURCE = "tandem_engine"
+
+
+def serve_config(config: LabConfig, *, host: str, proxy_location: str) -> dict[str, Any]:
+    """The application in Ray Serve's multi-application schema.
+
+    Args:
+        host: the address that Serve's proxies listen on.
+        proxy_location: Serve's word for where they run, `HeadOnly` or `EveryNode`.
+    """
+    return {
+        "proxy_location": proxy_location,
+        "http_options": {"host": host, "port": config.gateway.port},
+        "applications": [
+            {
+                "name": APP_NAME,
+                "route_prefix": "/",
+                "import_path": IMPORT_PATH,
+                # Only what the file says: a default is the business of the version that reads it.
+                "args": config.model_dump(mode="json", exclude_unset=True),
+            }
+        ],
+    }
+
+
+def serve_yaml(config: LabConfig, origin: str) -> str:
+    """The file for `serve deploy`.
+
+    Args:
+        origin: the config's name, for the comment on top.
+    """
+    needed = sum(lane.replicas for lane in config.lanes)
+    header = (
+        f"Made by `tandem export serve` from {origin}. To use it: serve deploy THIS_FILE",
+        f"The nodes together must offer {needed} {ENGINE_RESOURCE}, one for each engine that its memory holds:",
+        f"  ray start --address=HEAD:6379 --resources='{{\"{ENGINE_RESOURCE}\": N}}'",
+        "and the head, where scheduler and gateways run, none: ray start --head --num-cpus=0",
+        "Every node needs this version of tandem and the model at the same path.",
+    )
+    return to_yaml(serve_config(config, host=config.gateway.host, proxy_location="HeadOnly"), header=header)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes text of several lines as a block, and no aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def represent_str(self, text: str) -> yaml.ScalarNode:
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
+
+
+def to_yaml(*documents: dict[str, Any], header: tuple[str, ...] = ()) -> str:
+    """YAML documents in one text, keys in the order given, below a comment."""
+    comment = "".join(f"# {line}\n" for line in header)
+    body = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
+    return comment + body
