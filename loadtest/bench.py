@@ -83,6 +83,11 @@ def _levels(context: click.Context, parameter: click.Parameter, value: str | Non
 @click.option(
     "--max-stage-s", type=float, help="Cut a stage then.  [default: 180, or an open loop's length and 60]"
 )
+@click.option(
+    "--trace/--no-trace",
+    default=None,
+    help="Record engine steps, for traces and for more pictures in the report.  [default: no]",
+)
 @click.option("--seed", type=int, help="Of prompts and arrivals.  [default: a fresh one, printed and stored]")
 @click.option("--name", help="Last part of the run's directory.  [default: bench]")
 @click.option("--runs-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True)

@@ -40,6 +40,7 @@ class Experiment(BaseModel):
         stop_early: end a stage as soon as the objective can no longer be attained.
         max_stage_s: time box of each stage; None: 180 s, or an open loop's length and 60 s.
         warmup_s: the first part of an open loop, which no figure counts.
+        trace: record the engine steps of each stage, for the report's pictures of them.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -60,6 +61,7 @@ class Experiment(BaseModel):
     stop_early: bool = False
     max_stage_s: float | None = Field(None, ge=0.1, le=MAX_STAGE_S, allow_inf_nan=False)
     warmup_s: float = Field(0.0, ge=0, le=MAX_STAGE_S, allow_inf_nan=False)
+    trace: bool = False
 
     @field_validator("workloads")
     @classmethod
@@ -192,6 +194,7 @@ def make_plan(experiment: Experiment, base_url: str, description: Mapping[str, A
         slo=experiment.slo,
         prompt_tokens=experiment.prompt_tokens,
         tokenizer=experiment.tokenizer,
+        trace=experiment.trace,
     )
 
 

@@ -35,21 +35,27 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class DrawnFigure:
-    """A figure of one run; `spec` is Vega-Lite."""
+    """A figure of one run; `spec` is Vega-Lite, the rest as in `Figure`."""
 
-    figure: Figure
+    name: str
+    title: str
+    reading: str
     spec: dict[str, Any]
 
 
 def draw_all(summary: Summary) -> tuple[DrawnFigure, ...]:
     """Every figure that has something to show, in the order of the report."""
     charts = [(figure, figure.draw(summary)) for figure in FIGURES]
-    return tuple(DrawnFigure(figure, chart.to_dict()) for figure, chart in charts if chart is not None)
+    return tuple(
+        DrawnFigure(figure.name, figure.title, figure.reading, chart.to_dict())
+        for figure, chart in charts
+        if chart is not None
+    )
 
 
 def save_png(drawn: DrawnFigure, directory: Path) -> Path:
     """Write the figure as PNG and return its path."""
-    path = directory / f"{drawn.figure.name}.png"
+    path = directory / f"{drawn.name}.png"
     version, config = VEGA_LITE_VERSION, THEMES["paper"]
     path.write_bytes(
         vl_convert.vegalite_to_png(drawn.spec, vl_version=version, scale=PNG_SCALE, config=config)

@@ -41,14 +41,22 @@ def get(url: str, headers: Mapping[str, str] | None = None) -> bytes:
 
 
 def post(
-    url: str, body: Any, headers: Mapping[str, str] | None = None, *, timeout_s: float = READ_TIMEOUT_S
+    url: str,
+    body: Any = None,
+    headers: Mapping[str, str] | None = None,
+    *,
+    timeout_s: float = READ_TIMEOUT_S,
 ) -> bytes:
-    """The body of an answer to JSON.
+    """The body of an answer to JSON, or to nothing.
+
+    A server that does not read what it is sent may answer and close first, which loses the answer: to such a one
+    send nothing.
 
     Raises:
         GetError: there is none, or it is not a good one; the text then says what the server said.
     """
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    data = b"" if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"content-type": "application/json"})
     for name, value in (headers or {}).items():
         request.add_unredirected_header(name, value)
     try:

@@ -21,12 +21,15 @@ from loadtest import lab, report, rundir
 from loadtest.capacity import SearchSettings
 from loadtest.ceiling import measure_ceiling
 from loadtest.client_health import ClientCeiling
+from loadtest.lesson.roofline import Roofline, kept_ceilings, roofline_of
 from loadtest.load import ClosedLoop
 from loadtest.plan import Plan
 from loadtest.prompt_tokens import token_counter, tokenizer_of
 from loadtest.rundir import RunFile, RunInfo, RunStatus, StageRun
 from loadtest.summary import Summary
 from serving import machine, run_directory
+from serving.core.errors import ConfigError
+from serving.core.lane import Strategy
 from serving.progress import progress
 
 EXIT_UNREACHABLE = 3
@@ -114,7 +117,20 @@ def first_info(
         replicas=description["replicas"],
         slo=plan.slo,
         search=search,
+        roofline=_roofline(description) if plan.trace else None,
     )
+
+
+def _roofline(description: Mapping[str, Any]) -> Roofline | str:
+    """That of the first batched lane, or a sentence that says why there is none."""
+    batched = [one["name"] for one in description["config"]["lanes"] if one["strategy"] == Strategy.BATCHED]
+    for replica in description["replicas"]:
+        if replica["lane"] in batched:
+            try:
+                return roofline_of(replica, description["model"]["path"], kept_ceilings)
+            except ValueError as error:
+                return str(error)
+    return "No roof is drawn: it is that of a batched lane, and this lab had none that was ready."
 
 
 @contextmanager
@@ -124,7 +140,7 @@ def usage_errors() -> Iterator[None]:
         yield
     except lab.LabError as error:
         _leave(f"{error}\nIs the lab up? `tandem up` starts it.")
-    except ValueError as error:
+    except (ValueError, ConfigError) as error:
         raise click.UsageError(str(error)) from None
     except OSError as error:
         where = f"{error.filename}: {error.strerror}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -152,11 +152,11 @@ def _resolved_model(model: dict[str, Any], replicas: list[dict[str, Any]]) -> di
 def scrape(base_url: str) -> Scrape:
     """Read the metrics of every replica and gateway, as `/targets` lists them. Faults are collected, not raised."""
     try:
-        targets = _targets(_json(base_url.rstrip("/") + "/targets"))
+        found = targets(base_url)
     except LabError as error:
         return Scrape(errors=(str(error),))
     replicas, gateways, errors = [], [], []
-    for address, labels in targets:
+    for address, labels in found:
         try:
             text = _read(f"http://{address}/metrics").decode()
             if labels.get("role") == "replica":
@@ -272,7 +272,16 @@ def parse_gateway(text: str, gateway: str) -> GatewayScrape:
     )
 
 
-def _targets(groups: Any) -> Iterable[tuple[str, dict[str, str]]]:
+def targets(base_url: str) -> list[tuple[str, dict[str, str]]]:
+    """Addresses that serve `/metrics`, each with its labels.
+
+    Raises:
+        LabError: they could not be read.
+    """
+    return _targets(_json(base_url.rstrip("/") + "/targets"))
+
+
+def _targets(groups: Any) -> list[tuple[str, dict[str, str]]]:
     if not isinstance(groups, list):
         raise LabError("/targets: expected a list of target groups")
     try:

@@ -14,6 +14,7 @@ from loadtest.load import Arrival, ClosedLoop, Load, OpenLoop, TraceReplay
 from loadtest.slo import parse_slo
 from loadtest.workload import load_workload
 from serving.core.lane import Strategy
+from serving.core.step_event import MAX_RECORDING_S
 
 # Only for the estimate before anything has run, from a 2-core machine without AVX-512: one decoding step,
 # what each further request adds to it, and what a request costs before its first token.
@@ -32,6 +33,8 @@ MAX_STAGES = 1_000
 MAX_OUTPUT_TOKENS = 131_072
 MAX_PROMPT_TOKENS = 1_048_576
 MAX_TIMEOUT_S = 3_600.0
+# What a recording may take beyond a stage's time box: the lab is read before and after it.
+TRACE_MARGIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,7 @@ class Plan:
         slo: the objective, in the form `loadtest.slo` reads.
         prompt_tokens: size of a prompt, where a trace does not give its own; None: the workload's own.
         tokenizer: file or model directory that counts them; None: the served model's if it is at hand.
+        trace: record the engine steps of each stage.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -124,10 +128,18 @@ class Plan:
     slo: str | None = None
     prompt_tokens: int | None = None
     tokenizer: str | None = None
+    trace: bool = False
 
     def __post_init__(self) -> None:
         if len(self.stages) > MAX_STAGES:
             raise ValueError(f"{len(self.stages)} stages are more than {MAX_STAGES}")
+        longest_s = MAX_RECORDING_S - TRACE_MARGIN_S
+        for stage in self.stages:
+            if self.trace and stage.max_stage_s > longest_s:
+                raise ValueError(
+                    f"stage {stage.key}: max_stage_s={stage.max_stage_s:g} must be at most {longest_s:g} "
+                    f"where steps are recorded (trace)"
+                )
         if self.output_tokens is not None and not 2 <= self.output_tokens <= MAX_OUTPUT_TOKENS:
             raise ValueError(
                 f"output_tokens={self.output_tokens} must be in 2..{MAX_OUTPUT_TOKENS}: one token has no TPOT"

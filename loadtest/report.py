@@ -19,7 +19,8 @@ from loadtest.compare_report import COMPARE_FILE, print_comparison, write_page
 from loadtest.figures import DrawnFigure, draw_all, save_png
 from loadtest.findings import findings, invalidity, warnings
 from loadtest.page import render_page
-from loadtest.rundir import BENCH_FILE, FIGURES_DIR, REPORT_FILE, SUMMARY_FILE
+from loadtest.rundir import BENCH_FILE, FIGURES_DIR, REPORT_FILE, SUMMARY_FILE, read_run
+from loadtest.step_pictures import NO_PICTURES, StepPictures, draw_steps
 from loadtest.summary import Summary, summary_json
 from loadtest.table import agreement_table, print_tables, tables, wide_console
 
@@ -33,19 +34,20 @@ def build(directory: Path) -> Summary:
     summary = summarize_dir(directory)
     for name in (SUMMARY_FILE, BENCH_FILE):
         (directory / name).write_text(summary_json(summary), encoding="utf-8")
-    figures = draw_all(summary)
+    steps = draw_steps(read_run(directory), directory)
+    figures = draw_all(summary) + steps.figures
     (directory / FIGURES_DIR).mkdir(exist_ok=True)
     for drawn in figures:
         save_png(drawn, directory / FIGURES_DIR)
-    (directory / REPORT_FILE).write_text(render(summary, figures), encoding="utf-8")
+    (directory / REPORT_FILE).write_text(render(summary, figures, steps), encoding="utf-8")
     return summary
 
 
-def render(summary: Summary, figures: tuple[DrawnFigure, ...]) -> str:
-    """The page, with its figures and all they need inside it."""
+def render(summary: Summary, figures: tuple[DrawnFigure, ...], steps: StepPictures = NO_PICTURES) -> str:
+    """The page, with its figures and all they need inside it; those of `steps` are among them."""
     return render_page(
         "report.html.j2",
-        {drawn.figure.name: drawn.spec for drawn in figures},
+        {drawn.name: drawn.spec for drawn in figures},
         run=summary.run,
         lanes=summary.lanes,
         invalidity=invalidity(summary),
@@ -55,6 +57,7 @@ def render(summary: Summary, figures: tuple[DrawnFigure, ...]) -> str:
         agreement=agreement_table(summary),
         notes=[f"{stage.key}: {note}" for stage in summary.stages for note in stage.notes],
         figures=figures,
+        steps=steps,
         failures=summary.failures,
         num_requests=summary.requests,
         facts=_facts(summary),

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from loadtest.capacity import SearchSettings
 from loadtest.client_health import ClientCeiling, ClientHealth
 from loadtest.lab import Scrape
+from loadtest.lesson.roofline import Roofline
 from loadtest.plan import StagePlan
 
 REQUESTS_FILE = "requests.jsonl"
@@ -22,6 +23,7 @@ SUMMARY_FILE = "summary.json"
 BENCH_FILE = "bench.json"
 REPORT_FILE = "report.html"
 FIGURES_DIR = "figures"
+TRACES_DIR = "traces"
 
 
 class RunStatus(StrEnum):
@@ -46,6 +48,7 @@ class RunInfo:
         search: how a sweep searched; each lane's first guess is the rate of its first stage.
         ceiling: what this client could read on this machine just before the run.
         token_counter: how the tokens of prompts were counted.
+        roofline: of a traced run: what a step of the batched lane must take at least, or a sentence why not known.
         parts: 1, and one more for each time the run was stopped and went on; `duration_s` leaves the pauses out.
     """
 
@@ -68,6 +71,20 @@ class RunInfo:
     search: SearchSettings | None = None
     parts: int = 1
     token_counter: str = "estimate"
+    roofline: Roofline | str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StageTrace:
+    """What was recorded of a stage's engine steps.
+
+    Attributes:
+        file: in `TRACES_DIR`, as `serving.core.trace_file` reads it; None when nothing was.
+        faults: what is missing, in sentences.
+    """
+
+    file: str | None
+    faults: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +97,7 @@ class StageRun:
         locust_requests, locust_failures: Locust's own count of the stage, to check ours.
         client: how the load tool fared meanwhile.
         stop_reason, stop_detail: a `ClientReason` when it was cut, and the value and the bound in words.
+        trace: None for a run without `--trace`.
     """
 
     plan: StagePlan
@@ -93,6 +111,7 @@ class StageRun:
     client: ClientHealth | None = None
     stop_reason: str | None = None
     stop_detail: str | None = None
+    trace: StageTrace | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -27,6 +28,7 @@ from loadtest.record import ClientReason, RequestRecord, to_row
 from loadtest.rundir import StageRun
 from loadtest.slo import parse_slo
 from loadtest.stage import MAX_IN_FLIGHT, Sender, Stage, WarmUp, make_stage
+from loadtest.stage_trace import TracedStage, tracing
 from serving.progress import Say
 
 TICK_S = 0.5
@@ -79,7 +81,7 @@ class Runner:
         run_id: salts the prompts.
         part: 1, or 2 and so on for a run that goes on after a pause; ids of requests begin with run and part.
         counter: counts the tokens of prompts.
-        requests_path: records are appended here, each when its request ended.
+        requests_path: records are appended here, each when its request ended; traces are written beside it.
         offset_s: where the clock of the run stands, for a run that goes on after a pause.
     """
 
@@ -105,6 +107,7 @@ class Runner:
         self._sender = Sender(plan, id_prefix, run_id, self.clock, counter)
         self._exporter = LoadExporter(self.clock)
         self._exporter.serve(say)
+        self._directory = requests_path.parent
         self._requests = requests_path.open("a", encoding="utf-8")
         fcntl.flock(self._requests, fcntl.LOCK_EX | fcntl.LOCK_NB)  # see resume.refuse_running
         # A fault of ours in a user must end the user, not send its share a second time.
@@ -158,6 +161,17 @@ class Runner:
         if self._stop.is_set:
             return None
         stage = make_stage(self._sender, plan, self._keep, self._max_in_flight)
+        with self._tracing(plan) as traced:
+            run = self._run_stage(stage, place, left)
+        return MeasuredStage(replace(run, trace=traced.trace), tuple(stage.records))
+
+    def _tracing(self, plan: StagePlan) -> AbstractContextManager[TracedStage]:
+        if not self._plan.trace:
+            return nullcontext(TracedStage())
+        return tracing(plan, self._plan.base_url, self._directory)
+
+    def _run_stage(self, stage: Stage, place: str, left: Callable[[float], str]) -> StageRun:
+        plan = stage.plan
         before = lab.scrape(self._plan.base_url)
         self._environment.stage = self._stop.stage = stage
         if self._stop.is_set:  # it came during the scrape
@@ -174,7 +188,7 @@ class Runner:
         self._exporter.ended()
         self._stop.stage = None
         counted = self._environment.stats.get("E2E", plan.key)
-        run = StageRun(
+        return StageRun(
             plan=plan,
             started_at_s=started_at_s,
             finished_at_s=finished_at_s,
@@ -187,7 +201,6 @@ class Runner:
             stop_reason=stage.stop_reason,
             stop_detail=stage.stop_detail or None,
         )
-        return MeasuredStage(run, tuple(stage.records))
 
     def _warm_up(self, plan: StagePlan) -> None:
         self._say(f"lane {plan.lane}: one request to warm up")

@@ -31,7 +31,7 @@ HOPELESS_ERROR_RATE = 0.5
 MAX_SLUG = 60
 
 
-def _slug(key: str) -> str:
+def slug(key: str) -> str:
     """A stage's key as part of an id: ASCII, of bounded length, still its own."""
     slug = re.sub(r"[^A-Za-z0-9.]+", "-", key)
     return (
@@ -99,7 +99,7 @@ class Sender:
         """The stage's request number `offset`, counted from 0 with its warm-up."""
         number = stage.first_prompt + offset
         label = RequestLabel(
-            request_id=f"{self.id_prefix}-{_slug(stage.key)}-{number}",
+            request_id=f"{self.id_prefix}-{slug(stage.key)}-{number}",
             lane=stage.lane,
             workload=stage.workload,
             stage=stage.key,

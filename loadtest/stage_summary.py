@@ -225,6 +225,8 @@ def _share(above: float, below: float) -> float:
 def _notes(repeat: Repeat) -> list[str]:
     stage, records = repeat.stage, repeat.records
     notes = list(dict.fromkeys(stage.before.errors + stage.after.errors))
+    if stage.trace is not None:
+        notes += [f"trace: {fault}" for fault in stage.trace.faults]
     if stage.is_cut:
         notes.append(f"cut: {len(records)} of {stage.plan.requests} requests have a record")
     failures = sum(not record.is_completed for record in records)

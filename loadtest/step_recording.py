@@ -70,9 +70,18 @@ def recording(urls: Sequence[str], *, limit_s: float, max_events: int) -> Iterat
         raise
 
 
+def to_last_token(steps: Sequence[StepEvent]) -> tuple[StepEvent, ...]:
+    """A request's steps up to the one that gave its last token.
+
+    An engine that schedules ahead computes one more for an answer whose end it does not know yet.
+    """
+    end = max((place for place, event in enumerate(steps, start=1) if event.emitted_tokens), default=0)
+    return tuple(steps[:end])
+
+
 def _post(url: str, timeout_s: float) -> list[bytes]:
     """The lines of an answer."""
     try:
-        return post(url, {}, timeout_s=timeout_s).splitlines()
+        return post(url, timeout_s=timeout_s).splitlines()
     except GetError as error:
         raise RecordingError(str(error)) from None

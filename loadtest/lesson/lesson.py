@@ -10,11 +10,12 @@ from typing import Any, TypeVar
 
 from loadtest.lesson import measure
 from loadtest.lesson.measure import LeftOutError, Queue, Say, Scoring, StepSize, Timeline
-from loadtest.lesson.roofline import BYTES_BY_DTYPE, Roofline, count_parameters
+from loadtest.lesson.roofline import Roofline, roofline_of
 from loadtest.lesson.text import TokenText
-from loadtest.lesson.traced_lab import TracedLab
+from loadtest.lesson.traced_lab import LessonError, TracedLab
 from loadtest.prompt_tokens import tokenizer_of
-from serving import machine, model_store
+from serving import ceilings, machine
+from serving.ceilings import Ceilings
 from serving.core.lane import Strategy
 
 Found = TypeVar("Found")
@@ -88,26 +89,23 @@ def _timelines(lab: TracedLab) -> tuple[Timeline, Timeline]:
 
 
 def find_roofline(lab: TracedLab) -> Roofline:
-    """The batched lane's model on this machine, whose ceilings are measured now.
+    """The batched lane's model on this machine, whose ceilings are measured now and kept for other readers.
 
     Raises:
         LeftOutError: nothing computes, or it is not this machine's processor that does.
+        LessonError: they cannot be kept.
     """
     replica = lab.replicas(measure.need(lab, Strategy.BATCHED))[0]
-    if lab.is_simulated:
-        raise LeftOutError("A simulated engine reads no weights, so there is no roof to draw.")
-    if replica["device"] != "cpu":
-        raise LeftOutError(
-            f"No roof is drawn: the engine computes on {replica['device']}, and only a processor's ceilings are "
-            "measured."
-        )
-    if replica["dtype"] not in BYTES_BY_DTYPE:
-        raise LeftOutError(f"No roof is drawn: the size of a {replica['dtype']} weight is not known.")
     try:
-        parameters = count_parameters(model_store.directory_of(lab.description["model"]["path"]))
-    except (OSError, ValueError) as error:
-        raise LeftOutError(f"No roof is drawn, for the model's size is unknown: {error}.") from None
-    from serving import ceilings  # brings torch, which takes seconds
+        return roofline_of(replica, lab.description["model"]["path"], _measured_ceilings)
+    except ValueError as error:
+        raise LeftOutError(str(error)) from None
 
-    found = ceilings.measure(replica["dtype"])
-    return Roofline(parameters, replica["dtype"], found.flops_per_s, found.copy_bytes_per_s)
+
+def _measured_ceilings(dtype: str) -> Ceilings:
+    found = ceilings.measure(dtype)
+    try:
+        ceilings.keep(found)
+    except OSError as error:
+        raise LessonError(f"{ceilings.ceilings_path()}: cannot be written: {error.strerror}") from None
+    return found

@@ -12,7 +12,7 @@ from statistics import fmean, median
 from typing import Any
 
 from loadtest.lesson.text import TokenText
-from loadtest.lesson.traced_lab import Question, TracedAnswer, TracedLab
+from loadtest.lesson.traced_lab import Question, TracedLab
 from loadtest.prompt_tokens import BYTE_ESTIMATE
 from loadtest.prompts import Slot, copy
 from serving.core.lane import Strategy
@@ -128,11 +128,11 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """The same requests on one lane, by number."""
+    """The same requests on one lane, by number; `point` as in `operating_point`."""
 
     lane: str
     waits: tuple[Wait, ...]
-    point: OperatingPoint
+    point: OperatingPoint | None
 
     @property
     def done_s(self) -> float:
@@ -297,15 +297,20 @@ def queue(lab: TracedLab, strategy: Strategy) -> Queue:
         ]
     )
     zero_ns = traced.answers[0].sent_ns
-    waits = tuple(_wait(number, answer, zero_ns) for number, answer in enumerate(traced.answers, start=1))
+    waits = tuple(
+        wait_of(number, answer.sent_ns, answer.steps, zero_ns)
+        for number, answer in enumerate(traced.answers, start=1)
+    )
     return Queue(lane, waits, operating_point(lane, traced.steps))
 
 
-def operating_point(lane: str, steps: Iterable[StepEvent]) -> OperatingPoint:
-    """Means over the steps that computed no prompt."""
+def operating_point(lane: str, steps: Iterable[StepEvent]) -> OperatingPoint | None:
+    """Means over the steps that computed no prompt; None when each of them did."""
     decode = [
         events for events in engine_steps(steps) if all(event.phase is Phase.DECODE for event in events)
     ]
+    if not decode:
+        return None
     return OperatingPoint(
         lane=lane,
         tokens=fmean(sum(event.scheduled_tokens for event in events) for events in decode),
@@ -314,14 +319,15 @@ def operating_point(lane: str, steps: Iterable[StepEvent]) -> OperatingPoint:
     )
 
 
-def _wait(number: int, answer: TracedAnswer, zero_ns: int) -> Wait:
-    first_token = next(event for event in answer.steps if event.emitted_tokens)
+def wait_of(number: int, sent_ns: int, steps: Sequence[StepEvent], zero_ns: int) -> Wait:
+    """A request that was answered, by its steps."""
+    first_token = next(event for event in steps if event.emitted_tokens)
     return Wait(
         number,
-        sent_s=(answer.sent_ns - zero_ns) / NS_PER_S,
-        started_s=(answer.steps[0].started_ns - zero_ns) / NS_PER_S,
+        sent_s=(sent_ns - zero_ns) / NS_PER_S,
+        started_s=(steps[0].started_ns - zero_ns) / NS_PER_S,
         first_token_s=(first_token.ended_ns - zero_ns) / NS_PER_S,
-        ended_s=(answer.steps[-1].ended_ns - zero_ns) / NS_PER_S,
+        ended_s=(steps[-1].ended_ns - zero_ns) / NS_PER_S,
     )
 
 

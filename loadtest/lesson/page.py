@@ -51,7 +51,7 @@ def render(lesson: Lesson) -> str:
 
 def four_pictures(lesson: Lesson) -> tuple[Picture, ...]:
     """Each drawn, or left out with its reason."""
-    queues = tuple(lesson.queues.values())
+    lanes = tuple(queue.point for queue in lesson.queues.values() if queue.point is not None)
     roofline = lesson.roofline
     return (
         _picture(
@@ -65,9 +65,9 @@ def four_pictures(lesson: Lesson) -> tuple[Picture, ...]:
             "wall",
             "The memory wall",
             lesson.sizes,
-            lambda sizes: sentences.of_wall(sizes, queues, roofline),
+            lambda sizes: sentences.of_wall(sizes, lanes, roofline),
             lambda sizes: pictures.memory_wall(
-                sizes, queues, None if isinstance(roofline, LeftOut) else roofline
+                sizes, lanes, None if isinstance(roofline, LeftOut) else roofline
             ),
         ),
         _picture(

@@ -17,7 +17,7 @@ from loadtest.chart_style import (
     table,
     tip,
 )
-from loadtest.lesson.measure import Queue, Scoring, StepSize, Timeline
+from loadtest.lesson.measure import OperatingPoint, Queue, Scoring, StepSize, Timeline
 from loadtest.lesson.roofline import Roofline
 from loadtest.wording import count, number, time
 from serving.core.step_event import Phase
@@ -72,9 +72,11 @@ def parallel_and_serial(found: Scoring) -> Chart:
     ).properties(width=WIDTH_PX, height=PANEL_HEIGHT_PX)
 
 
-def memory_wall(sizes: Sequence[StepSize], queues: Sequence[Queue], roofline: Roofline | None) -> Chart:
+def memory_wall(
+    sizes: Sequence[StepSize], lanes: Sequence[OperatingPoint], roofline: Roofline | None
+) -> Chart:
     """Step time and tokens/s against positions in a step, all on log scales, beside the roof's line."""
-    rows = list(_wall_rows(sizes, queues, roofline))
+    rows = list(_wall_rows(sizes, lanes, roofline))
     names = list(dict.fromkeys(row["kind"] for row in rows if row["kind"] != ROOF))
     log = alt.Scale(type="log", nice=False, padding=14)
     ticks = [2**power for power in range(10)]
@@ -112,17 +114,14 @@ def memory_wall(sizes: Sequence[StepSize], queues: Sequence[Queue], roofline: Ro
 
 
 def _wall_rows(
-    sizes: Sequence[StepSize], queues: Sequence[Queue], roofline: Roofline | None
+    sizes: Sequence[StepSize], lanes: Sequence[OperatingPoint], roofline: Roofline | None
 ) -> Iterator[Row]:
     """A row in both panels for each point, and for each of the roof."""
     points: list[tuple[str, float, float, float]] = [
         (DECODE if size.phase is Phase.DECODE else PREFILL, size.tokens, size.step_s, size.tokens_per_s)
         for size in sizes
     ]
-    points += [
-        (f"lane {queue.lane}", queue.point.tokens, queue.point.step_s, queue.point.tokens_per_s)
-        for queue in queues
-    ]
+    points += [(f"lane {lane.lane}", lane.tokens, lane.step_s, lane.tokens_per_s) for lane in lanes]
     if roofline is not None:
         widest = max(tokens for _, tokens, _, _ in points)
         for index in range(ROOF_POINTS):

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
+
+from serving import ceilings, model_store
+from serving.ceilings import Ceilings
 
 BYTES_BY_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2}
 LENGTH_BYTES = 8
@@ -49,6 +54,52 @@ class Roofline:
     def knee_tokens(self) -> float:
         """Positions of a step at which both take equally long."""
         return self.read_s / self.compute_s(1)
+
+
+def roofline_of(
+    replica: Mapping[str, Any], model_path: str, known: Callable[[str], Ceilings | None]
+) -> Roofline:
+    """What a step of this replica must take at least.
+
+    Args:
+        replica: as it describes itself.
+        model_path: as the config names the model.
+        known: this machine's ceilings, for matrices of a dtype; None where they are not known.
+
+    Raises:
+        ValueError: there is no roof to draw; the text is a whole sentence.
+    """
+    if replica["engine"] == "simulated":
+        raise ValueError("A simulated engine reads no weights, so there is no roof to draw.")
+    if replica["device"] != "cpu":
+        raise ValueError(
+            f"No roof is drawn: the engine computes on {replica['device']}, and only a processor's ceilings are "
+            "measured."
+        )
+    dtype = replica["dtype"]
+    if dtype not in BYTES_BY_DTYPE:
+        raise ValueError(f"No roof is drawn: the size of a {dtype} weight is not known.")
+    try:
+        parameters = count_parameters(model_store.directory_of(model_path))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"No roof is drawn, for the model's size is unknown: {error}.") from None
+    found = known(dtype)
+    if found is None:
+        raise ValueError(
+            f"No roof is drawn: what this machine can do in {dtype} was not known. `tandem lesson` measures it and "
+            "keeps it."
+        )
+    return Roofline(parameters, dtype, found.flops_per_s, found.copy_bytes_per_s)
+
+
+def kept_ceilings(dtype: str) -> Ceilings | None:
+    """Those that the last lesson on this machine measured.
+
+    Raises:
+        ConfigError: their file is damaged.
+    """
+    found = ceilings.kept()
+    return found if found is not None and found.dtype == dtype else None
 
 
 def count_parameters(directory: Path) -> int:

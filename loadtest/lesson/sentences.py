@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from loadtest.lesson.lesson import LeftOut
-from loadtest.lesson.measure import Queue, Scoring, StepSize, Timeline
+from loadtest.lesson.measure import OperatingPoint, Queue, Scoring, StepSize, Timeline
 from loadtest.lesson.roofline import Roofline
 from loadtest.wording import count, number, share, time
 from serving.core.step_event import Phase
@@ -30,8 +30,17 @@ def of_scoring(found: Scoring) -> list[str]:
     ]
 
 
-def of_wall(sizes: Sequence[StepSize], queues: Sequence[Queue], roofline: Roofline | LeftOut) -> list[str]:
-    """What more positions in a step cost, and why."""
+def of_wall(
+    sizes: Sequence[StepSize],
+    lanes: Sequence[OperatingPoint],
+    roofline: Roofline | LeftOut,
+    load: str = "the load of the next picture",
+) -> list[str]:
+    """What more positions in a step cost, and why.
+
+    Args:
+        load: what the lanes worked under.
+    """
     said = []
     decode = [size for size in sizes if size.phase is Phase.DECODE]
     if len(decode) > 1:
@@ -51,14 +60,11 @@ def of_wall(sizes: Sequence[StepSize], queues: Sequence[Queue], roofline: Roofli
             f"they meet at {number(roofline.knee_tokens, None)} positions."
         )
         said += _beyond_the_roof(decode, roofline)
-    if queues:
-        lanes = ", ".join(
-            f"{queue.lane} {number(queue.point.tokens, 1)} and {number(queue.point.tokens_per_s, None)}"
-            for queue in queues
+    if lanes:
+        points = ", ".join(
+            f"{lane.lane} {number(lane.tokens, 1)} and {number(lane.tokens_per_s, None)}" for lane in lanes
         )
-        said.append(
-            f"Positions in a step and tokens/s of each lane under the load of the next picture: {lanes}."
-        )
+        said.append(f"Positions in a step and tokens/s of each lane under {load}: {points}.")
     return said
 
 
@@ -90,6 +96,16 @@ def of_queues(sequential: Queue, batched: Queue) -> list[str]:
     ]
 
 
+def of_each_queue(queues: Sequence[Queue]) -> list[str]:
+    """Who waited, lane by lane."""
+    return [
+        f"On {queue.lane} the longest wait was {time(max(wait.waited_s for wait in queue.waits))}, a request took "
+        f"{time(median(wait.served_s for wait in queue.waits))} once begun (median), and all were done after "
+        f"{time(queue.done_s)}."
+        for queue in queues
+    ]
+
+
 def of_drafts(batched: Timeline, speculative: Timeline) -> list[str]:
     """What the drafts saved."""
     steps = speculative.decode_steps
@@ -109,13 +125,13 @@ def of_drafts(batched: Timeline, speculative: Timeline) -> list[str]:
         plain_s = median(step.lasted_s for step in batched.decode_steps)
         said.append(
             f"A step that checks drafts took {time(median(checks_s))}, a plain one {time(plain_s)} (medians): the "
-            f"answer took {time(speculative.lasted_s)} instead of {time(batched.lasted_s)}, prompt included."
+            f"tokens took {time(speculative.lasted_s)} instead of {time(batched.lasted_s)}, prompt included."
         )
     if batched.text is not None and speculative.text is not None:
         said.append(
-            "Both answers are the same."
-            if batched.text == speculative.text
-            else "The answers differ: where two tokens are almost equally likely, rounding decides, and steps of "
+            "Both texts are the same."
+            if batched.text.startswith(speculative.text) or speculative.text.startswith(batched.text)
+            else "The texts differ: where two tokens are almost equally likely, rounding decides, and steps of "
             "another size round in another way."
         )
     return said

@@ -12,7 +12,7 @@ from typing import Any
 
 from loadtest.http_get import GetError, get, post
 from loadtest.lab import describe_lab
-from loadtest.step_recording import RecordingError, recording
+from loadtest.step_recording import RecordingError, recording, to_last_token
 from serving.core.client_key import key_headers
 from serving.core.lane import Strategy
 from serving.core.step_event import StepEvent
@@ -169,6 +169,7 @@ def find_lab(base_url: str) -> TracedLab:
 
 def _with_steps(sent: _Sent, steps: Sequence[StepEvent]) -> TracedAnswer:
     own = tuple(event for event in steps if sent.request_id in event.request_id)
+    own = to_last_token(own)
     if not own:
         raise LessonError(f"no step of request {sent.request_id} was recorded")
     if not sent.sent_ns <= own[0].started_ns <= own[-1].ended_ns <= sent.ended_ns:

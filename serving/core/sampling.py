@@ -19,7 +19,11 @@ def is_sampled(request_id: str, share: float) -> bool:
         request_id: the gateway's id, or one that contains it, such as the engine's own.
         share: of all requests, above 0 and at most 1.
     """
+    return crc32(unique_part(request_id).encode()) < share * _HASHES
+
+
+def unique_part(request_id: str) -> str:
+    """What is the same in all ids of a request: the gateway's, a second attempt's, the engine's own."""
     parts = _UNIQUE_PART.findall(request_id)
     # The last one: the client may have put anything before it. An id without one did not come through a gateway.
-    key = parts[-1] if parts else request_id
-    return crc32(key.encode()) < share * _HASHES
+    return str(parts[-1]) if parts else request_id

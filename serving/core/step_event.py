@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
+
+MAX_RECORDING_S: Final = 3600.0
 
 
 class Phase(StrEnum):

@@ -20,11 +20,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serving.core.step_event import TracedReplica
+from serving.core.step_event import MAX_RECORDING_S, TracedReplica
 from serving.engines.step_log import StepLog, StepLogError
 
 T = TypeVar("T")
-MAX_SECONDS = 3600.0
 MAX_EVENTS = 1_000_000
 # As long as a fetch may take to begin after the recording has ended by itself; then another may start.
 FETCH_GRACE_S = 30.0
@@ -73,9 +72,9 @@ class StepRecorder:
         Raises:
             RecordingRefusedError: a bound is exceeded, another recording goes on, or the engine cannot.
         """
-        if not 0 < seconds <= MAX_SECONDS:
+        if not 0 < seconds <= MAX_RECORDING_S:
             raise RecordingRefusedError(
-                400, f"seconds={seconds:g} must be above 0 and at most {MAX_SECONDS:g}"
+                400, f"seconds={seconds:g} must be above 0 and at most {MAX_RECORDING_S:g}"
             )
         if not 1 <= max_events <= MAX_EVENTS:
             raise RecordingRefusedError(400, f"max_events={max_events} must be 1 to {MAX_EVENTS}")

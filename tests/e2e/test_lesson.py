@@ -33,7 +33,7 @@ def test_the_lesson_draws_all_four(lab: RunningLab, tmp_path: Path) -> None:
         row["kind"] for row in figures["wall"]["data"]["values"]
     }
     # In float32 both ways round alike, and the lanes say the same.
-    assert "Both answers are the same." in page
+    assert "Both texts are the same." in page
     apart = re.search(r"differ by (\S+) in the median and (\S+) at most", page)
     assert apart
     assert float(apart[2]) < 0.01

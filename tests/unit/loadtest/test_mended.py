@@ -14,7 +14,7 @@ from loadtest.load import ClosedLoop
 from loadtest.plan import StagePlan
 from loadtest.record import ClientReason, read_records, to_row
 from loadtest.slo import parse_slo
-from loadtest.stage import _slug
+from loadtest.stage import slug
 from loadtest.stage_summary import make_repeat, summarize_stage
 
 from .runs import record, stage_run
@@ -35,10 +35,10 @@ def test_a_torn_last_line_costs_that_record_only(tmp_path: Path) -> None:
 
 def test_the_ids_of_odd_workloads_are_short_ascii_and_distinct() -> None:
     keys = [f"batched/file:{'x' * 200}{end}.jsonl/8 users" for end in "ab"] + ["b/プ.jsonl", "b/ロ.jsonl"]
-    slugs = [_slug(key) for key in keys]
+    slugs = [slug(key) for key in keys]
     assert len(set(slugs)) == len(keys)
     assert all(slug.isascii() and len(slug) < 72 for slug in slugs)
-    assert _slug(StagePlan("batched", "copy", ClosedLoop(8), 8).key) == "batched-copy-8-users"
+    assert slug(StagePlan("batched", "copy", ClosedLoop(8), 8).key) == "batched-copy-8-users"
 
 
 def test_the_parts_of_a_mixture_are_one_workload() -> None:

@@ -40,7 +40,7 @@ def test_a_run_gets_all_its_files(built: Path) -> None:
     assert {path.name for path in built.iterdir()} >= {"summary.json", "bench.json", "report.html", "figures"}
     assert json.loads((built / "summary.json").read_text()) == json.loads((built / "bench.json").read_text())
     for drawn in draw_all(summarize(*whole_run())):
-        data = (built / "figures" / f"{drawn.figure.name}.png").read_bytes()
+        data = (built / "figures" / f"{drawn.name}.png").read_bytes()
         assert data.startswith(PNG_SIGNATURE)
         assert int.from_bytes(data[16:20]) > 600  # pixels wide
 
@@ -64,7 +64,7 @@ def test_the_page_says_what_was_measured(built: Path) -> None:
     ):
         assert text in page, text
     for drawn in draw_all(summarize(*whole_run())):
-        assert f'data-figure="{drawn.figure.name}"' in page
+        assert f'data-figure="{drawn.name}"' in page
 
 
 def test_figures_are_in_the_page_as_they_are_drawn(built: Path) -> None:
@@ -72,19 +72,19 @@ def test_figures_are_in_the_page_as_they_are_drawn(built: Path) -> None:
     found = re.search(r"^const figures = (\{.*\});$", page, re.MULTILINE)
     assert found
     specs = json.loads(found[1])
-    assert specs == {drawn.figure.name: drawn.spec for drawn in draw_all(summarize(*whole_run()))}
+    assert specs == {drawn.name: drawn.spec for drawn in draw_all(summarize(*whole_run()))}
 
 
 @pytest.mark.parametrize(
     "name", ["throughput-ttft", "throughput-tpot", "time-per-request", "speculation-speed-up"]
 )
 def test_lanes_differ_by_more_than_colour(name: str) -> None:
-    spec = next(drawn.spec for drawn in draw_all(summarize(*whole_run())) if drawn.figure.name == name)
+    spec = next(drawn.spec for drawn in draw_all(summarize(*whole_run())) if drawn.name == name)
     assert {"shape", "strokeDash", "color"} <= channels(spec)
 
 
 def test_axes_carry_units() -> None:
-    drawn = {each.figure.name: json.dumps(each.spec) for each in draw_all(summarize(*whole_run()))}
+    drawn = {each.name: json.dumps(each.spec) for each in draw_all(summarize(*whole_run()))}
     for name, title in (
         ("throughput-ttft", "TTFT p50 (s, log scale)"),
         ("throughput-tpot", "TPOT p50 (ms, log scale)"),
@@ -97,7 +97,7 @@ def test_axes_carry_units() -> None:
 
 def test_the_crossing_is_marked() -> None:
     spec = next(
-        each.spec for each in draw_all(summarize(*whole_run())) if each.figure.name == "speculation-speed-up"
+        each.spec for each in draw_all(summarize(*whole_run())) if each.name == "speculation-speed-up"
     )
     assert "TPOT ≈ 4.0" in json.dumps(spec, ensure_ascii=False)
 
@@ -105,7 +105,7 @@ def test_the_crossing_is_marked() -> None:
 def test_a_figure_without_data_is_left_out() -> None:
     records = [record("batched")]
     summary = summarize(run_file([stage_run(records)]), records)
-    names = {drawn.figure.name for drawn in draw_all(summary)}
+    names = {drawn.name for drawn in draw_all(summary)}
     assert "failures" in names
     assert not names & {"speculation-speed-up", "memory", "acceptance", "capacity", "attainment"}
     page = render(summary, draw_all(summary)).partition("<script>")[0]

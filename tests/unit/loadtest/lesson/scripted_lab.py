@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from serving.core.step_event import Phase, StepEvent, TracedReplica
+from serving.core.step_event import Attempt, Phase, RequestSpan, StepEvent, TracedReplica
 
 STRATEGIES = ("sequential", "batched", "speculative")
 PROMPT_IDS = [7, 8, 9]
@@ -28,8 +28,11 @@ class ScriptedLab:
         refuses: status of every completion, instead of an answer.
         clock_offset_ns: added to the instants of steps, as on another machine.
         drafts: tokens drafted in each decode step; all but the last one are accepted.
+        schedules_ahead: one step more for each request, which brings nothing.
         asked: bodies of completions, each with its path and `x-request-id`.
-        started, stopped: recordings.
+        started, stopped: recordings, by strategy; `queries` of those that were started.
+        refuses_recordings: status of every recording, instead of one.
+        cut_off_events: how many of the events that it names do not come.
     """
 
     strategies: tuple[str, ...] = STRATEGIES
@@ -38,9 +41,15 @@ class ScriptedLab:
     lost_events: int = 0
     clock_offset_ns: int = 0
     drafts: dict[str, int] = field(default_factory=lambda: {"speculative": 3})
+    schedules_ahead: bool = False
     asked: list[dict[str, Any]] = field(default_factory=list)
     started: list[str] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
+    queries: list[str] = field(default_factory=list)
+    recording_bodies: list[bytes] = field(default_factory=list)
+    refuses_recordings: int = 0
+    cut_off_events: int = 0
+    spans: list[RequestSpan] = field(default_factory=list)
     events: dict[str, list[StepEvent]] = field(default_factory=dict)
     url: str = ""
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -48,6 +57,10 @@ class ScriptedLab:
     def get(self, path: str) -> Any:
         if path == "/scheduler":
             return {"leases": self.leases, "waiting": 0}
+        if path == "/targets":
+            return [{"targets": [self.url.removeprefix("http://")], "labels": {"role": "gateway"}}]
+        if path.startswith("/tandem/spans"):
+            return {"gateway_id": "g", "is_complete": True, "spans": msgspec.to_builtins(self.spans)}
         model = {"name": "tiny", "path": "/nowhere", "max_model_len": 2048}
         lanes = [{"name": f"{one}-lane", "strategy": one, "max_num_seqs": 16} for one in self.strategies]
         facts = {"engine": "vllm", "engine_version": "vllm 1", "dtype": "float32", "device": "cpu"}
@@ -67,18 +80,24 @@ class ScriptedLab:
         _, _, strategy, *rest = path.split("/")
         if rest[-1].startswith("start"):
             self.started.append(strategy)
+            self.queries.append(rest[-1])
             self.events[strategy] = []
             return b'{"recording": 1}'
         self.stopped.append(strategy)
         found = self.events.pop(strategy)
         lane = f"{strategy}-lane"
         replica = TracedReplica(f"{strategy}-1", lane, strategy, "vllm", len(found), self.lost_events)
-        return msgspec.json.Encoder().encode_lines([replica, *found])
+        kept = found[: len(found) - self.cut_off_events]
+        return msgspec.json.Encoder().encode_lines([replica, *kept])
 
     def complete(self, path: str, request_id: str, body: dict[str, Any]) -> Any:
         """Noted as a prompt's step and steps of a microsecond behind it, all in the past by then."""
         with self.lock:
             self.asked.append(body | {"path": path, "request_id": request_id})
+            lane = body["model"].partition(":")[2]
+            now_ns = time.monotonic_ns()
+            attempt = Attempt(request_id, now_ns, lane=lane)
+            self.spans.append(RequestSpan("g", request_id, request_id, now_ns, (attempt,)))
             strategy = body["model"].partition(":")[2].removesuffix("-lane")
             asked = body.get("prompt")
             prompt: list[int] = asked if isinstance(asked, list) else PROMPT_IDS
@@ -104,6 +123,8 @@ class ScriptedLab:
                     )
                 )
                 made += fresh
+            if self.schedules_ahead:
+                events.append(self._step(events, strategy, request_id, 1, (), [], Phase.DECODE))
         choice: dict[str, Any] = {"text": "x" * len(made)}
         if body.get("return_token_ids"):
             choice |= {"prompt_token_ids": PROMPT_IDS, "token_ids": made}
@@ -143,13 +164,17 @@ def scripted_lab(lab: ScriptedLab) -> Iterator[ScriptedLab]:
             self._answer(200, json.dumps(lab.get(self.path)).encode())
 
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            raw = self.rfile.read(int(self.headers["content-length"]))
             if self.path.startswith("/replica/"):
-                self._answer(200, lab.record(self.path))
+                lab.recording_bodies.append(raw)
+                if lab.refuses_recordings:
+                    self._answer(lab.refuses_recordings, b'{"error": "another one goes on"}')
+                else:
+                    self._answer(200, lab.record(self.path))
             elif lab.refuses:
                 self._answer(lab.refuses, b'{"error": "no"}')
             else:
-                answer = lab.complete(self.path, self.headers["x-request-id"], body)
+                answer = lab.complete(self.path, self.headers["x-request-id"], json.loads(raw))
                 self._answer(200, json.dumps(answer).encode())
 
         def _answer(self, status: int, data: bytes) -> None:

@@ -79,8 +79,13 @@ def test_rejected_drafts_are_positions_and_no_tokens() -> None:
     other = event(1, lasted_ms=100, scheduled=5, request="b", drafted=(1, 2, 3, 4), emitted=(9,))
     prompt = event(2, phase=Phase.PREFILL, scheduled=500, lasted_ms=900)
     point = operating_point("speculative", [checking, other, prompt])
+    assert point is not None
     assert (point.tokens, point.emitted) == (10, 3)
     assert point.tokens_per_s == pytest.approx(30)
+
+
+def test_a_lane_that_always_read_prompts_has_no_point() -> None:
+    assert operating_point("batched", [event(1), event(1, phase=Phase.PREFILL, request="b")]) is None
 
 
 def test_the_texts_of_a_step_stand_where_they_were_in_the_answer(text: TokenText) -> None:

@@ -49,7 +49,7 @@ def test_the_sentences_hold_this_run_s_numbers() -> None:
     assert "batched needed 24 steps and speculative 6, each of 4.00 tokens" in said["drafts"]
     assert "of 24 drafted tokens the model accepted 18, 75.0%" in said["drafts"]
     assert (
-        "took 80.0 ms, a plain one 50.0 ms (medians): the answer took 730 ms instead of 1.5 s"
+        "took 80.0 ms, a plain one 50.0 ms (medians): the tokens took 730 ms instead of 1.5 s"
         in said["drafts"]
     )
 

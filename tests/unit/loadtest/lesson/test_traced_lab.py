@@ -48,6 +48,13 @@ def test_answers_come_in_the_order_of_their_questions_with_their_own_steps(lab: 
     assert len(set.union(*ids)) == 8
 
 
+def test_an_answer_ends_with_its_last_token_whatever_was_scheduled_ahead(lab: ScriptedLab) -> None:
+    lab.schedules_ahead = True
+    traced = find_lab(lab.url).ask(questions(2))
+    assert [len(answer.steps) for answer in traced.answers] == [2, 3]
+    assert len(traced.steps) == 7
+
+
 def test_requests_are_pinned_exact_in_length_and_share_no_cached_prefix(lab: ScriptedLab) -> None:
     find_lab(lab.url).ask([*questions(2), Question("batched-lane", {"messages": []}, 5)])
     assert {body["model"] for body in lab.asked} == {"tiny:batched-lane"}
