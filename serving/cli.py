@@ -25,13 +25,15 @@ from rich.console import Console
 from rich.table import Table
 
 import serving
-from serving import cluster, config, doctor, kuberay, lab_state, machine, model_store, supervisor, watch
+from serving import cluster, config, doctor, lab_state, machine, model_store, supervisor, watch
 from serving import export as exported
 from serving.config import LabConfig
 from serving.core.errors import ConfigError, TandemError
 from serving.core.trace_file import write_trace
 from serving.doctor import Check, Status
 from serving.gateway import api_keys
+from serving.kubernetes import manifests
+from serving.kubernetes.objects import Cluster
 from serving.lab_state import AlreadyRunningError, NotRunningError
 from serving.progress import progress
 from serving.run_directory import RUNS_DIR, create_run_dir
@@ -579,7 +581,7 @@ def export_kuberay(config_file: Path | None, out: Path, **cluster_options: str) 
     """
     path = find_config(config_file)
     with _naming(path):
-        made = kuberay.files(config.load(path), kuberay.Cluster(**cluster_options))
+        made = manifests.files(config.load(path), Cluster(**cluster_options))
     for name, text in made.items():
         _write(out / name, text)
 

@@ -13,11 +13,13 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from serving import config, kuberay
+from serving import config
 from serving.cli import tandem
 from serving.core.errors import ConfigError
 from serving.core.lane import Strategy
-from serving.kuberay import Cluster, Worker
+from serving.kubernetes import manifests
+from serving.kubernetes.objects import LABELS, Cluster
+from serving.kubernetes.ray_service import USER_ID, Worker
 
 CHECKOUT = Path(__file__).parents[2]
 COMMITTED = CHECKOUT / "deploy" / "kuberay"
@@ -30,7 +32,7 @@ CORE = {"Namespace", "NetworkPolicy", "ConfigMap"}
 def made(name: str = "lab") -> list[dict[str, Any]]:
     """Every object for one of the shipped configs."""
     lab = config.load(CHECKOUT / "deploy" / f"{name}.yaml")
-    return [one for text in kuberay.files(lab, CLUSTER).values() for one in yaml.safe_load_all(text)]
+    return [one for text in manifests.files(lab, CLUSTER).values() for one in yaml.safe_load_all(text)]
 
 
 def only(kind: str, objects: list[dict[str, Any]]) -> dict[str, Any]:
@@ -121,7 +123,7 @@ def test_pods_keep_the_restricted_standard_that_the_namespace_demands(name: str)
 
 
 def test_pods_run_as_the_user_of_the_image() -> None:
-    assert f"--uid {kuberay.USER_ID} " in (CHECKOUT / "deploy" / "Dockerfile").read_text()
+    assert f"--uid {USER_ID} " in (CHECKOUT / "deploy" / "Dockerfile").read_text()
 
 
 def test_the_ray_version_is_the_installed_one() -> None:
@@ -179,7 +181,7 @@ def test_a_model_that_no_pod_would_find_is_refused() -> None:
         {"model": {"path": "/home/me/model"}, "lanes": [{"name": "a", "strategy": "batched"}]}, "x"
     )
     with pytest.raises(ConfigError, match=r"model\.path = '/home/me/model': .* /models"):
-        kuberay.files(lab, CLUSTER)
+        manifests.files(lab, CLUSTER)
 
 
 def test_prometheus_asks_where_the_gateways_are_and_shows_a_key() -> None:
@@ -231,5 +233,5 @@ def test_ray_s_ports_are_open_to_the_lab_and_its_keepers_only() -> None:
     assert to_all == [8000]
     everywhere = [rule for rule in rules if "ports" not in rule]
     assert [[one["podSelector"]["matchLabels"] for one in rule["from"]] for rule in everywhere] == [
-        [kuberay.LABELS, {"app.kubernetes.io/name": "prometheus"}]
+        [LABELS, {"app.kubernetes.io/name": "prometheus"}]
     ]

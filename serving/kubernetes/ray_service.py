@@ -1,57 +1,31 @@
-"""The lab on Kubernetes: a RayService for the KubeRay operator, and what Prometheus and Grafana need beside it.
+"""The RayService: the Ray cluster for the lab, its pods and their sizes, and the lab's config within.
 
-Field names are those of KubeRay's `ray.io/v1` (1.5.1 or later: token authentication) and of the Prometheus
-operator's `monitoring.coreos.com`. Sizes are those of `tandem doctor`.
+Field names are those of KubeRay's `ray.io/v1`, 1.5.1 or later: token authentication. Sizes: those of `tandem doctor`.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import PurePosixPath
 from typing import Any
-
-import yaml
 
 from serving.config import LabConfig, LaneConfig
 from serving.core.errors import ConfigError
 from serving.doctor import BASE_MEMORY_GIB, ENGINE_MEMORY_GIB, SHM_GIB, SIMULATED_MEMORY_GIB
 from serving.export import ENGINE_RESOURCE, serve_config, to_yaml
+from serving.kubernetes.objects import KEYS_SECRET, LABELS, NAME, Cluster, lab_object
 
 RAY_VERSION = "2.60.0"
-NAME = "tandem"
-# Not `name`: KubeRay selects its own pods by app.kubernetes.io/name.
-LABELS = {"app.kubernetes.io/part-of": NAME}
 USER_ID = 10001  # of deploy/Dockerfile
 MODELS_DIR = PurePosixPath("/models")  # where the claim `tandem-models` is mounted
+MODELS_CLAIM = "tandem-models"
+REDIS_SECRET = "tandem-redis"  # `password`
 CUDA_HOST_MEMORY_GIB = 8.0  # of one CUDA engine beside its GPU memory: a guess, to be seen on your cluster
 MIN_ENGINE_CPUS = 2
 OBJECT_STORE_BYTES = 128 * 1024 * 1024
-
 GCS_PORT, DASHBOARD_PORT, AGENT_PORT, METRICS_PORT = 6379, 8265, 52365, 8080
-KEYS_SECRET = (
-    "tandem-api-keys"  # `keys`: all of them, comma between; `prometheus`: the one that Prometheus shows
-)
-REDIS_SECRET = "tandem-redis"  # `password`
-MODELS_CLAIM = "tandem-models"
-
 RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-FILE_HEADER = (
-    "Made by `tandem export kuberay`. Change the lab's config and make it again, or patch it with Kustomize;",
-    "what it needs and what it does: docs/kubernetes.md",
-)
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """What the config does not say of the cluster it goes to."""
-
-    image: str
-    namespace: str
-    redis_address: str  # host:port of a Redis that outlives the head
-    datasource_uid: str  # of Grafana's Prometheus
 
 
 @dataclass(frozen=True)
@@ -79,47 +53,7 @@ def _memory_gib(lane: LaneConfig) -> float:
     return CUDA_HOST_MEMORY_GIB if lane.num_gpus else ENGINE_MEMORY_GIB + lane.kv_cache_gib
 
 
-def files(config: LabConfig, cluster: Cluster) -> dict[str, str]:
-    """Every file of the directory by name; `kubectl apply -k DIRECTORY` applies them.
-
-    Raises:
-        ConfigError: a model is neither the image's own nor below `/models`.
-    """
-    content = {
-        "namespace.yaml": [_namespace(cluster)],
-        "rayservice.yaml": [_ray_service(config, cluster)],
-        "network-policy.yaml": [_network_policy(config, cluster)],
-        "monitoring.yaml": [
-            _scrape_config(config, cluster),
-            _pod_monitor(cluster),
-            _prometheus_rule(cluster),
-        ],
-        "dashboards.yaml": _dashboards(cluster),
-    }
-    kustomization = {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "resources": list(content),
-    }
-    content["kustomization.yaml"] = [kustomization]
-    return {name: to_yaml(*objects, header=FILE_HEADER) for name, objects in content.items()}
-
-
-def _object(api_version: str, kind: str, name: str, cluster: Cluster, **rest: Any) -> dict[str, Any]:
-    metadata = {"name": name, "namespace": cluster.namespace, "labels": LABELS}
-    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **rest}
-
-
-def _namespace(cluster: Cluster) -> dict[str, Any]:
-    labels = LABELS | {"pod-security.kubernetes.io/enforce": "restricted"}
-    return {
-        "apiVersion": "v1",
-        "kind": "Namespace",
-        "metadata": {"name": cluster.namespace, "labels": labels},
-    }
-
-
-def _ray_service(config: LabConfig, cluster: Cluster) -> dict[str, Any]:
+def ray_service(config: LabConfig, cluster: Cluster) -> dict[str, Any]:
     worker = Worker.of(config.lanes)
     scales = any(lane.autoscaling for lane in config.lanes)
     ray_cluster: dict[str, Any] = {
@@ -138,7 +72,7 @@ def _ray_service(config: LabConfig, cluster: Cluster) -> dict[str, Any]:
     # A proxy on every node with an engine: KubeRay's Service takes all ready pods, and expects one there.
     serve = serve_config(config, host="0.0.0.0", proxy_location="EveryNode")
     spec = {"serveConfigV2": to_yaml(serve), "rayClusterConfig": ray_cluster}
-    return _object("ray.io/v1", "RayService", NAME, cluster, spec=spec)
+    return lab_object("ray.io/v1", "RayService", NAME, cluster, spec=spec)
 
 
 def _head(config: LabConfig, cluster: Cluster, *, scales: bool) -> dict[str, Any]:
@@ -279,122 +213,3 @@ def _resources(cpus: int, memory_gib: int, gpus: int = 0) -> dict[str, Any]:
     if gpus:
         sizes["nvidia.com/gpu"] = str(gpus)
     return {"requests": sizes, "limits": sizes}
-
-
-def _network_policy(config: LabConfig, cluster: Cluster) -> dict[str, Any]:
-    """Anyone in the cluster reaches the API; Ray's own ports, which run code, only the lab and the operator."""
-    lab = {"podSelector": {"matchLabels": LABELS}}
-    operator = {
-        "namespaceSelector": {},
-        "podSelector": {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}},
-    }
-    prometheus = {
-        "namespaceSelector": {},
-        "podSelector": {"matchLabels": {"app.kubernetes.io/name": "prometheus"}},
-    }
-    spec = {
-        "podSelector": lab["podSelector"],
-        "policyTypes": ["Ingress"],
-        "ingress": [
-            {"ports": [{"protocol": "TCP", "port": config.gateway.port}]},
-            {"from": [operator], "ports": [{"protocol": "TCP", "port": DASHBOARD_PORT}]},
-            # Metrics are served on free ports, which only /targets knows.
-            {"from": [lab, prometheus]},
-        ],
-    }
-    return _object("networking.k8s.io/v1", "NetworkPolicy", NAME, cluster, spec=spec)
-
-
-def _scrape_config(config: LabConfig, cluster: Cluster) -> dict[str, Any]:
-    """The lab's own processes, by the gateway's list; Ray's are the PodMonitor's."""
-    job = _scrape_job()
-    url = f"http://{NAME}-serve-svc.{cluster.namespace}.svc:{config.gateway.port}/targets"
-    discovery = {
-        "url": url,
-        "refreshInterval": job["http_sd_configs"][0]["refresh_interval"],
-        "authorization": {"type": "Bearer", "credentials": {"name": KEYS_SECRET, "key": "prometheus"}},
-    }
-    spec = {
-        "honorLabels": job["honor_labels"],
-        "scrapeInterval": _prometheus("prometheus.yml")["global"]["scrape_interval"],
-        "httpSDConfigs": [discovery],
-        "relabelings": [{"action": "drop", "sourceLabels": ["role"], "regex": "ray"}, _label("job", NAME)],
-    }
-    return _object("monitoring.coreos.com/v1alpha1", "ScrapeConfig", NAME, cluster, spec=spec)
-
-
-def _pod_monitor(cluster: Cluster) -> dict[str, Any]:
-    """Ray's own metrics, one port for each pod, also while no gateway answers."""
-    job = _scrape_job()
-    endpoint = {
-        "port": "metrics",
-        "honorLabels": job["honor_labels"],
-        "interval": _prometheus("prometheus.yml")["global"]["scrape_interval"],
-        "relabelings": [_label("job", NAME), _label("role", "ray")],
-        "metricRelabelings": [
-            {_camel(key): value for key, value in rule.items()} for rule in job["metric_relabel_configs"]
-        ],
-    }
-    spec = {
-        "selector": {"matchLabels": LABELS},
-        "podMetricsEndpoints": [endpoint],
-    }
-    return _object("monitoring.coreos.com/v1", "PodMonitor", f"{NAME}-ray", cluster, spec=spec)
-
-
-def _label(name: str, value: str) -> dict[str, Any]:
-    return {"targetLabel": name, "replacement": value}
-
-
-def _camel(snake: str) -> str:
-    first, *rest = snake.split("_")
-    return first + "".join(word.title() for word in rest)
-
-
-def _prometheus_rule(cluster: Cluster) -> dict[str, Any]:
-    groups = [
-        group for name in ("rules/recording.yml", "rules/alerts.yml") for group in _prometheus(name)["groups"]
-    ]
-    return _object("monitoring.coreos.com/v1", "PrometheusRule", NAME, cluster, spec={"groups": groups})
-
-
-def _scrape_job() -> dict[str, Any]:
-    (job,) = [one for one in _prometheus("prometheus.yml")["scrape_configs"] if one["job_name"] == NAME]
-    found: dict[str, Any] = job
-    return found
-
-
-def _prometheus(name: str) -> dict[str, Any]:
-    text = resources.files("dashboards").joinpath("prometheus", name).read_text(encoding="utf-8")
-    found: dict[str, Any] = yaml.safe_load(text)
-    return found
-
-
-def _dashboards(cluster: Cluster) -> list[dict[str, Any]]:
-    """One ConfigMap each, for a size that `kubectl apply` can note; with the label that Grafana's sidecar wants."""
-    found = []
-    for path in sorted(resources.files("dashboards").iterdir(), key=lambda one: one.name):
-        if not path.name.endswith(".json"):
-            continue
-        dashboard = _with_datasource(json.loads(path.read_text(encoding="utf-8")), cluster.datasource_uid)
-        made = _object(
-            "v1",
-            "ConfigMap",
-            f"{NAME}-dashboard-{path.name.removesuffix('.json')}",
-            cluster,
-            data={path.name: json.dumps(dashboard, indent=1, sort_keys=True) + "\n"},
-        )
-        made["metadata"]["labels"] = LABELS | {"grafana_dashboard": "1"}
-        found.append(made)
-    return found
-
-
-def _with_datasource(part: Any, uid: str) -> Any:
-    """The same with every reference to a Prometheus datasource turned to that one."""
-    if isinstance(part, list):
-        return [_with_datasource(one, uid) for one in part]
-    if isinstance(part, dict):
-        if part.get("type") == "prometheus" and "uid" in part:
-            return part | {"uid": uid}
-        return {key: _with_datasource(value, uid) for key, value in part.items()}
-    return part

@@ -1,0 +1,1 @@
+"""The lab as manifests for Kubernetes: what `tandem export kuberay` writes."""
