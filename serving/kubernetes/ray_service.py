@@ -1,6 +1,6 @@
 """The RayService: the Ray cluster for the lab, its pods and their sizes, and the lab's config within.
 
-Field names are those of KubeRay's `ray.io/v1`, 1.5.1 or later: token authentication. Sizes: those of `tandem doctor`.
+Field names are those of KubeRay's `ray.io/v1`, 1.5.1 or later for the token. Sizes are those of `tandem doctor`.
 """
 
 from __future__ import annotations
