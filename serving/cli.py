@@ -187,9 +187,10 @@ def up(
         lab = lab.model_copy(update={"gateway": lab.gateway.model_copy(update={"host": host})})
     if run_id is None:
         _refuse_second_lab()
-        _refuse_what_is_not_here(lab, path)
+        _refuse_what_is_not_here(lab, path, has_engines=address is None)
         _warn_if_open(lab)
-        _have_model(lab, path)
+        if address is None:
+            _have_model(lab, path)
     if detach:
         options = [
             part
@@ -218,8 +219,11 @@ def _refuse_second_lab() -> None:
         raise AlreadyRunningError(lab_state.already_running(running))
 
 
-def _refuse_what_is_not_here(lab: LabConfig, path: Path) -> None:
-    """Before anything starts, see that the config's address, model and API keys are on this machine.
+def _refuse_what_is_not_here(lab: LabConfig, path: Path, *, has_engines: bool = True) -> None:
+    """Before anything starts, see that the config's address, models and API keys are on this machine.
+
+    Args:
+        has_engines: whether they run here; those of a cluster find their models on their own nodes.
 
     Raises:
         ConfigError: they are not; the default model is made on first use, and need not be there.
@@ -227,10 +231,12 @@ def _refuse_what_is_not_here(lab: LabConfig, path: Path) -> None:
     host = lab.gateway.host
     if fault := machine.host_fault(host):
         raise ConfigError(f"{path}: gateway.host = {host!r}: {fault}; it must be an address of this machine")
-    if _needs_model(lab) and lab.model.path != "auto":
-        with _naming(path):
-            model_store.resolve(lab.model.path)
     with _naming(path):
+        if has_engines and _needs_model(lab) and lab.model.path != "auto":
+            model_store.resolve(lab.model.path)
+        for lane in lab.lanes if has_engines else ():
+            if lane.speculation is not None and lane.speculation.model is not None:
+                model_store.resolve(lane.speculation.model, f"lanes.{lane.name}.speculation.model")
         api_keys.read_keys(lab.gateway)
 
 

@@ -306,7 +306,7 @@ class RayLab:
             ConfigError: the model is not there.
             LabStartError: no cluster at the address, or a deployment failed; the text says which and why.
         """
-        if any(lane.engine == "vllm" for lane in config.lanes):
+        if self.address is None and any(lane.engine == "vllm" for lane in config.lanes):
             model_store.resolve(config.model.path)
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         if self.address is None:

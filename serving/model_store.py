@@ -42,8 +42,8 @@ def directory_of(setting: str) -> Path:
     return default_model_path() if setting == "auto" else Path(os.path.expanduser(setting))
 
 
-def resolve(path: str) -> Path:
-    """Directory of the model a config names.
+def resolve(path: str, setting: str = "model.path") -> Path:
+    """Directory of the model that `setting` names.
 
     Raises:
         ConfigError: the directory holds no checkpoint.
@@ -51,7 +51,7 @@ def resolve(path: str) -> Path:
     directory = directory_of(path)
     if not is_prepared(directory):
         hint = "run `tandem prepare`" if path == "auto" else "it needs config.json and *.safetensors"
-        raise ConfigError(f"model.path = {path!r}: no checkpoint in {directory}; {hint}")
+        raise ConfigError(f"{setting} = {path!r}: no checkpoint in {directory}; {hint}")
     return directory
 
 

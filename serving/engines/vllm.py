@@ -104,7 +104,8 @@ class VllmEngine:
         self, lane: LaneConfig, model: ModelConfig, checkpoint: Path, served_names: list[str]
     ) -> None:
         if lane.speculation is not None and (draft := lane.speculation.model) is not None:
-            _require_draft(lane.name, draft)
+            # vLLM would take it for a name on a hub, and say so after half a minute.
+            model_store.resolve(draft, f"lanes.{lane.name}.speculation.model")
         device = choose_device(model)
         dtype = choose_dtype(model, device, machine.instruction_sets())
         self._arguments = command_line(lane, model, checkpoint, served_names, device, dtype)
@@ -221,15 +222,6 @@ class VllmEngine:
                 pass
 
         return TallyLogger
-
-
-def _require_draft(lane: str, draft: str) -> None:
-    # vLLM would take it for a name on a hub, and say so after half a minute.
-    if not model_store.is_prepared(Path(draft)):
-        raise ConfigError(
-            f"lane {lane}: speculation.model = {draft!r}: no checkpoint there; "
-            "it needs config.json and *.safetensors on the engine's node"
-        )
 
 
 def _finished(request: Any, ended_at_s: float) -> FinishedRequest:

@@ -386,7 +386,7 @@ def build_app(
         yield
         ticking.cancel()
 
-    app = FastAPI(title="Tandem scheduler", lifespan=lifespan)
+    app = FastAPI(openapi_url=None, lifespan=lifespan)
 
     # All routes are coroutines: the core is not for two threads.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
+import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -93,8 +94,6 @@ def test_the_schemas_refuse_a_misspelt_field(kind: str, where: str) -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_kubernetes_own_objects_are_right_by_its_schemas(name: str) -> None:
-    reason = "kubernetes-validate carries Kubernetes' schemas, and is not installed"
-    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason=reason)
     objects = [one for one in made(name) if one["kind"] in CORE]
     objects += [
         {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "x"}, "template": template}
