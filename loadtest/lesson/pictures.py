@@ -226,7 +226,7 @@ def _timeline_rows(timeline: Timeline) -> Iterator[Row]:
 
 def _time_axis(field: str) -> Any:
     scale = alt.Scale(zero=True, nice=False)
-    return alt.X(f"{field}:Q", title="time, s", scale=scale, axis=alt.Axis(format="~g", tickCount=8))
+    return alt.X(f"{field}:Q", title="time, s", scale=scale, axis=alt.Axis(format="~f", tickCount=8))
 
 
 def _stacked(layers: Sequence[Chart], rows: Sequence[Row], height_px: int) -> Chart:

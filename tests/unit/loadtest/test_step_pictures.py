@@ -19,6 +19,7 @@ from serving.core.request import Outcome
 from serving.core.step_event import Attempt, Phase, RequestSpan, StepEvent, TracedReplica, TraceHeader
 from serving.core.trace_file import Trace, write_trace
 
+from .lesson.browser import CHROMIUM, browser
 from .runs import record, run_file, stage_run, write_whole_run
 
 MS = 1_000_000
@@ -251,3 +252,16 @@ def test_the_report_holds_the_pictures_and_their_files(run: RunFile, tmp_path: P
         assert (tmp_path / "figures" / f"{name}.png").stat().st_size > 1000
     assert "Positions in a step" in page
     assert NOT_TRACED not in page
+
+
+@pytest.mark.parametrize("width_px", [1280, 400])
+def test_the_report_fits_and_complains_of_nothing(run: RunFile, tmp_path: Path, width_px: int) -> None:
+    if CHROMIUM is None:
+        pytest.skip("chromium is not installed")
+    build(tmp_path)
+    with browser() as tab:
+        shown = tab.show(tmp_path / "report.html", width_px, "light")
+    assert shown.drawn > 3
+    assert shown.overflow_px <= 0
+    assert shown.complaints == []
+    assert shown.requests == [(tmp_path / "report.html").as_uri()]

@@ -26,7 +26,7 @@ class Shown:
     """A page as it was shown once.
 
     Attributes:
-        overflow_px: how much wider than the window the page is.
+        overflow_px: how much wider than the window the page is, or a picture's text than the picture.
         complaints: console errors, exceptions, blocked loads.
         requests: every URL that was asked for, the page's own first.
     """
@@ -66,7 +66,11 @@ class Browser:
         overflow = "document.documentElement.scrollWidth - window.innerWidth"
         # A wide picture scrolls in its own box, which also is overflow.
         wider = "[...document.querySelectorAll('.chart')].map(box => box.scrollWidth - box.clientWidth)"
-        boxes = f"Math.max(0, ...{wider})"
+        cut = (
+            "[...document.querySelectorAll('.chart svg text')].map(text => Math.ceil("
+            "text.getBoundingClientRect().right - text.closest('svg').getBoundingClientRect().right))"
+        )
+        boxes = f"Math.max(0, ...{wider}, ...{cut})"
         shown = Shown(width_px, self._value(drawn), max(self._value(overflow), self._value(boxes)))
         shot = self._call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
         shown.png = base64.b64decode(shot["data"])
