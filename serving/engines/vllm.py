@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import tempfile
 import time
 from importlib import metadata
 from pathlib import Path
@@ -113,6 +114,7 @@ class VllmEngine:
         self._app: Any = None
         self._tally = EngineTally()
         self._step_log = StepLog()
+        self._sockets = tempfile.TemporaryDirectory(prefix="tandem-vllm-", ignore_cleanup_errors=True)
         self._device = device
         self._dtype = dtype
 
@@ -155,6 +157,7 @@ class VllmEngine:
         except (SystemExit, ValueError, TypeError) as error:
             raise ConfigError(f"vLLM refuses {' '.join(self._arguments)}: {error}") from error
         self._note_steps(engine_config)
+        os.environ["VLLM_RPC_BASE_PATH"] = self._sockets.name  # vLLM leaves its sockets behind
         self._llm = AsyncLLM.from_vllm_config(engine_config, stat_loggers=[self._stat_logger()])
         if self._dtype == "auto":
             self._dtype = str(self._llm.model_config.dtype).removeprefix("torch.")
@@ -176,6 +179,7 @@ class VllmEngine:
         if self._llm is not None:
             self._llm.shutdown()
         self._step_log.close()
+        self._sockets.cleanup()
 
     def _note_steps(self, engine_config: Any) -> None:
         """Put a scheduler that can note its steps in place of the very one that vLLM has chosen."""
