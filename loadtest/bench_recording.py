@@ -10,7 +10,6 @@ import json
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,15 +17,16 @@ import click
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadtest.estimate import Estimate
-from loadtest.http_get import GetError, get
+from loadtest.http_get import GetError, get, post
 from loadtest.intervals import percentile_estimate
 from loadtest.lab import LabError, describe_lab
 from serving.core import metric_names
+from serving.core.client_key import key_headers
 from serving.progress import progress
 
 SETTLE_S = 5.0
 ANSWER_TOKENS = 400
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+ANSWER_TIMEOUT_S = 120.0
 
 
 @click.command(
@@ -72,12 +72,12 @@ def told(ratio: Estimate | None, off_s: Estimate | None) -> str:
 def step_s(replica_url: str, window_s: float, *, is_recorded: bool) -> float:
     """Mean time of an engine step over a window."""
     if is_recorded:
-        started = _post(f"{replica_url}/tandem/trace/start?seconds={window_s + 60:g}&token_ids=1")
+        started = post(f"{replica_url}/tandem/trace/start?seconds={window_s + 60:g}&token_ids=1")
     before = counters(replica_url)
     time.sleep(window_s)
     after = counters(replica_url)
     if is_recorded:
-        _post(f"{replica_url}/tandem/trace/stop?recording={json.loads(started)['recording']}")
+        post(f"{replica_url}/tandem/trace/stop?recording={json.loads(started)['recording']}")
     steps, busy_s = (now - then for now, then in zip(after, before, strict=True))
     if not steps:
         raise LabError(f"{replica_url}: the engine made no step in {window_s:g} s")
@@ -103,7 +103,7 @@ def load(base_url: str, model: str, concurrency: int) -> Iterator[None]:
 
     def ask() -> None:
         while not is_over.is_set():
-            _post(f"{base_url}/v1/completions", body)
+            post(f"{base_url}/v1/completions", body, key_headers(), timeout_s=ANSWER_TIMEOUT_S)
 
     threads = [threading.Thread(target=ask, daemon=True) for _ in range(concurrency)]
     for thread in threads:
@@ -114,13 +114,6 @@ def load(base_url: str, model: str, concurrency: int) -> Iterator[None]:
         is_over.set()
         for thread in threads:
             thread.join()
-
-
-def _post(url: str, body: object = None) -> bytes:
-    data = b"" if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
-    with _OPENER.open(request, timeout=120) as answer:
-        return bytes(answer.read())
 
 
 if __name__ == "__main__":

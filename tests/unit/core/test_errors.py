@@ -13,8 +13,11 @@ CLIENTS_MISTAKES = {
     Reason.REQUEST_TOO_LONG: 413,
     Reason.NOT_FOUND: 404,
     Reason.METHOD_NOT_ALLOWED: 405,
+    Reason.HEADERS_TOO_LARGE: 431,
 }
-LOAD_AND_LIFE = {
+ALL_OTHERS = {
+    Reason.INVALID_API_KEY: 401,
+    Reason.UPLOAD_TIMEOUT: 408,  # a network that stalled: a retry may help
     Reason.QUEUE_FULL: 429,
     Reason.TENANT_OVER_SHARE: 429,
     Reason.DEADLINE_UNREACHABLE: 429,
@@ -30,10 +33,10 @@ LOAD_AND_LIFE = {
 
 
 def test_every_reason_has_a_shape_and_is_known_to_this_file() -> None:
-    assert set(ERROR_SHAPES) == set(Reason) == CLIENTS_MISTAKES.keys() | LOAD_AND_LIFE.keys()
+    assert set(ERROR_SHAPES) == set(Reason) == CLIENTS_MISTAKES.keys() | ALL_OTHERS.keys()
 
 
-@pytest.mark.parametrize(("reason", "status"), (CLIENTS_MISTAKES | LOAD_AND_LIFE).items())
+@pytest.mark.parametrize(("reason", "status"), (CLIENTS_MISTAKES | ALL_OTHERS).items())
 def test_status(reason: Reason, status: int) -> None:
     assert ERROR_SHAPES[reason].status == status
 
