@@ -9,6 +9,7 @@ from collections import Counter
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, field_validator, model_validator
@@ -82,6 +83,9 @@ class TelemetryConfig(_Settings):
     def _url(cls, given: str | None) -> str | None:
         if given is not None and not given.startswith(("http://", "https://")):
             raise ValueError(f"{_shown(given)} must be a URL that begins with http:// or https://")
+        if given is not None and urlsplit(given).username is not None:
+            # Unlike the environment, a config is on pages, in reports and in what `tandem export` writes.
+            raise ValueError("must hold no user and password; OTEL_EXPORTER_OTLP_HEADERS can")
         return given
 
 

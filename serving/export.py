@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import yaml
@@ -52,14 +53,20 @@ def serve_yaml(config: LabConfig, origin: str) -> str:
     return to_yaml(serve_config(config, host=config.gateway.host, proxy_location="HeadOnly"), header=header)
 
 
+# What others read as truth or a number and PyYAML does not, so that it would leave it without quotes:
+# YAML 1.1 says yes with `y`, and YAML 1.2 takes 1e3 and 0o17 for numbers. `kubectl` reads both.
+READ_OTHERWISE = re.compile(r"[yYnN]|[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+|[-+]?0o[0-7]+")
+
+
 class _Dumper(yaml.SafeDumper):
-    """Writes text of several lines as a block, and no aliases."""
+    """Writes text of several lines as a block, what others take for no text in quotes, and no aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
     def represent_str(self, text: str) -> yaml.ScalarNode:
-        return self.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+        style = "|" if "\n" in text else "'" if READ_OTHERWISE.fullmatch(text) else None
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _Dumper.add_representer(str, _Dumper.represent_str)
@@ -67,6 +74,6 @@ _Dumper.add_representer(str, _Dumper.represent_str)
 
 def to_yaml(*documents: dict[str, Any], header: tuple[str, ...] = ()) -> str:
     """YAML documents in one text, keys in the order given, below a comment."""
-    comment = "".join(f"# {line}\n" for line in header)
+    comment = "".join(f"# {' '.join(line.splitlines())}\n" for line in header)
     body = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
     return comment + body

@@ -74,6 +74,9 @@ def read_keys(config: GatewayConfig, environment: Mapping[str, str] = os.environ
 
 
 def _from_file(path: Path) -> list[str]:
+    if path.is_fifo() or path.is_char_device():
+        # Never read: a pipe waits for its writer, /dev/zero has no end, and several gateways read the keys.
+        raise ConfigError(f"gateway.api_keys_file = {path}: is not a file")
     try:
         with path.open(encoding="utf-8") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
@@ -82,10 +85,11 @@ def _from_file(path: Path) -> list[str]:
         raise ConfigError(f"gateway.api_keys_file = {path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"gateway.api_keys_file = {path}: not text in UTF-8") from None
-    if mode & stat.S_IROTH:
+    if mode & (stat.S_IROTH | stat.S_IWOTH):
+        what = "read" if mode & stat.S_IROTH else "write"
         raise ConfigError(
-            f"gateway.api_keys_file = {path}: mode {mode:04o} lets everybody on this machine read it; "
-            f"chmod o-r {path}"
+            f"gateway.api_keys_file = {path}: mode {mode:04o} lets everybody on this machine {what} it; "
+            f"chmod o-rw {path}"
         )
     numbered = enumerate(map(str.strip, lines), 1)
     keys = [(number, line) for number, line in numbered if line and not line.startswith("#")]

@@ -381,6 +381,10 @@ def test_every_settings_class_is_documented() -> None:
             "telemetry.otlp_endpoint: 'localhost:4318' must be a URL that begins with http:// or https://",
         ),
         (
+            LANES + "telemetry: {otlp_endpoint: 'http://user:secret@localhost:4318'}\n",
+            "telemetry.otlp_endpoint: must hold no user and password; OTEL_EXPORTER_OTLP_HEADERS can",
+        ),
+        (
             "lanes: [{name: b, strategy: batched, replicas: '2'}]\n",
             "lanes.0.replicas = '2': must be a whole number",
         ),

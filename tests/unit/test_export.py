@@ -74,3 +74,17 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     result = CliRunner().invoke(tandem, ["export", "serve", "--config", str(CONFIGS[0]), "--out", str(out)])
     assert result.exit_code == 1
     assert f"{out}: cannot be written" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["y", "N", "1e3", "-1.5E-2", "0o17", "on", "null", "0x1f", "2026-01-01"])
+def test_a_name_that_is_a_truth_or_a_number_elsewhere_is_quoted(name: str) -> None:
+    assert export.to_yaml({"name": name}) == f"name: '{name}'\n"
+
+
+@pytest.mark.parametrize("name", ["yes-man", "e3", "1e", "tandem:1e3", "0o9"])
+def test_other_names_are_not(name: str) -> None:
+    assert export.to_yaml({"name": name}) == f"name: {name}\n"
+
+
+def test_a_line_of_the_comment_stays_one() -> None:
+    assert yaml.safe_load(export.to_yaml({"a": 1}, header=("made from x\nb: 2",))) == {"a": 1}

@@ -234,3 +234,26 @@ def test_ray_s_ports_are_open_to_the_lab_and_its_keepers_only() -> None:
     assert [[one["podSelector"]["matchLabels"] for one in rule["from"]] for rule in everywhere] == [
         [LABELS, {"app.kubernetes.io/name": "prometheus"}]
     ]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--namespace", ""),
+        ("--namespace", "Upper_Case"),
+        ("--namespace", "lab-"),
+        ("--namespace", "a" * 64),
+        ("--namespace", "x\ny: z"),
+        ("--image", ""),
+        ("--redis-address", "redis"),
+        ("--datasource-uid", "my prometheus"),
+    ],
+)
+def test_what_kubernetes_would_refuse_is_refused_before_a_file_is_written(
+    option: str, value: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "manifests"
+    result = CliRunner().invoke(tandem, ["export", "kuberay", "--out", str(out), option, value])
+    assert result.exit_code == 2
+    assert f"{option} = {value!r}: must be " in result.stderr
+    assert not out.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import os
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,8 @@ def test_a_key_is_needed_where_one_is_configured(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "mode", "said"),
     [
-        (ALICE.encode(), 0o604, "mode 0604 lets everybody on this machine read it; chmod o-r"),
+        (ALICE.encode(), 0o604, "mode 0604 lets everybody on this machine read it; chmod o-rw"),
+        (ALICE.encode(), 0o602, "mode 0602 lets everybody on this machine write it; chmod o-rw"),
         (b"", 0o600, "holds no key"),
         (b"# nothing\n", 0o600, "holds no key"),
         (b"\n\nshort-one\n", 0o600, "line 3: a key must be 16 to 256 printable ASCII .*; this one has 9"),
@@ -69,6 +71,12 @@ def test_a_file_that_would_not_do_is_refused_without_showing_keys(
     assert f"gateway.api_keys_file = {config.api_keys_file}" in str(caught.value)
     assert ALICE not in str(caught.value)
     assert "short-one" not in str(caught.value)
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "keys", 0o600)
+    with pytest.raises(ConfigError, match="keys: is not a file"):
+        read_keys(GatewayConfig(api_keys_file=str(tmp_path / "keys")), {})
 
 
 def test_a_group_may_read_the_file(tmp_path: Path) -> None:
