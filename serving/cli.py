@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from enum import IntEnum
 from itertools import islice
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import click
 from rich.console import Console
@@ -37,6 +38,9 @@ from serving.kubernetes.objects import Cluster
 from serving.lab_state import AlreadyRunningError, NotRunningError
 from serving.progress import progress
 from serving.run_directory import RUNS_DIR, create_run_dir
+
+if TYPE_CHECKING:
+    from serving.deployments import RayLab
 
 MAX_REFUSALS_SHOWN = 5
 MAX_GROUPS_SHOWN = 12
@@ -62,6 +66,16 @@ CHILD_STOP_LIMIT_S = 20.0
 DEMO_PLAN = ("--workloads", "copy,story", "--concurrency", "1,4,8", "--output-tokens", "48", "--name", "demo")
 
 DEFAULT_CONFIG = Path("deploy/lab.yaml")
+
+
+class _Number(click.FloatRange):
+    """A number within bounds; `nan`, which compares with none, is outside of all."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return number
 
 
 class _Verbs(click.Group):
@@ -149,7 +163,7 @@ def find_config(given: Path | None) -> Path:
 @click.option("--detach", is_flag=True, help="Return when every lane is ready; the lab runs on.")
 @click.option(
     "--timeout-s",
-    type=click.FloatRange(1, 7200),
+    type=_Number(1, 7200),
     default=START_TIMEOUT_S,
     show_default=True,
     help="Give up a start that takes longer.",
@@ -185,6 +199,8 @@ def up(
         if not host:
             raise click.BadParameter("must not be empty: that would be every address", param_hint="--host")
         lab = lab.model_copy(update={"gateway": lab.gateway.model_copy(update={"host": host})})
+    if address is not None:
+        _need_cluster(address)
     if run_id is None:
         _refuse_second_lab()
         _refuse_what_is_not_here(lab, path, has_engines=address is None)
@@ -209,7 +225,23 @@ def up(
             show=progress,
             announce=_say_err,
             log_path=lab_state.log_path(lab_state.state_dir()) if run_id else None,
+            address=address,
         )
+
+
+def _need_cluster(address: str) -> None:
+    """Ray itself would go on trying for minutes where nobody listens.
+
+    Raises:
+        TandemError: nobody does.
+    """
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not (port.isascii() and port.isdecimal()):
+        raise click.BadParameter(f"{address!r} must be auto or HOST:PORT", param_hint="--address")
+    if fault := machine.reach_fault(host.strip("[]"), int(port)):
+        raise TandemError(f"no Ray cluster to join at {address} (--address): {fault}")
 
 
 def _refuse_second_lab() -> None:
@@ -279,7 +311,7 @@ def _naming(path: Path) -> Iterator[None]:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def _ray_lab(address: str | None) -> supervisor.Lab:
+def _ray_lab(address: str | None) -> RayLab:
     from serving import ray_environment
 
     if address is not None:
@@ -288,6 +320,15 @@ def _ray_lab(address: str | None) -> supervisor.Lab:
     from serving.deployments import RayLab
 
     return RayLab(address)
+
+
+def _take_down(address: str) -> None:
+    """Stop the lab on that cluster, if there still is one."""
+    try:
+        _need_cluster(address)
+        _ray_lab(address).take_down()
+    except TandemError as error:
+        _say_err(f"nothing was stopped there: {error}")
 
 
 def _up_detached(lab: LabConfig, path: Path, timeout_s: float, options: Sequence[str] = ()) -> None:
@@ -309,13 +350,13 @@ def _up_detached(lab: LabConfig, path: Path, timeout_s: float, options: Sequence
 @tandem.command()
 @click.option(
     "--timeout-s",
-    type=click.FloatRange(1, 3600),
+    type=_Number(1, 3600),
     help="Kill what has not stopped by then.  [default: the config's scheduler.drain_timeout_s + 30]",
 )
 def down(timeout_s: float | None) -> None:
     """Stop the lab and whatever is left of it. Does nothing, and says so, when none is running."""
     with progress() as say:
-        stopped = cluster.stop_running(timeout_s=timeout_s or _stop_limit_s(), say=say)
+        stopped = cluster.stop_running(timeout_s=timeout_s or _stop_limit_s(), say=say, take_down=_take_down)
     _say_err("no lab is running" if stopped is None else "stopped: no process and no port is left")
 
 
@@ -476,18 +517,20 @@ def report(arguments: tuple[str, ...]) -> None:
 @tandem.command()
 @click.option(
     "--seconds",
-    type=click.FloatRange(0, 300, min_open=True),
+    type=_Number(0, 300, min_open=True),
     default=20.0,
     show_default=True,
     help="How long to record.",
 )
 @click.option(
-    "--out", type=click.Path(path_type=Path), help="Trace file.  [default: runs/<time>-trace/trace.json]"
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Trace file.  [default: runs/<time>-trace/trace.json]",
 )
 @click.option("--token-ids", is_flag=True, help="Record the tokens of drafts and answers, too.")
 @click.option(
     "--share",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=_Number(0, 1, min_open=True),
     default=1.0,
     show_default=True,
     help="Of the requests; all processes choose the same ones.",
@@ -512,13 +555,15 @@ def trace(seconds: float, out: Path | None, token_ids: bool, share: float) -> No
         raise click.BadParameter(f"{out.parent} is not a directory to write into", param_hint="--out")
     with progress() as say:
         recorded = asyncio.run(recording.record(url, seconds, with_token_ids=token_ids, say=say, share=share))
+    path = out or RUNS_DIR
     try:
         path = out or create_run_dir(RUNS_DIR, "trace", datetime.now(UTC)) / "trace.json"
         rows = path.with_name("steps.jsonl" if out is None else f"{path.stem}.steps.jsonl")
         write_trace(recorded.trace, rows)
         chrome_trace.write_chrome_trace(recorded.trace, path)
     except OSError as error:
-        raise TandemError(f"{error.filename}: cannot be written: {error.strerror}") from None
+        # A full disk has no file name.
+        raise TandemError(f"{error.filename or path}: cannot be written: {error.strerror}") from None
     _say_err(f"{len(recorded.trace.steps)} step events, {len(recorded.trace.spans)} requests: {rows}")
     _say_err("open the trace at https://ui.perfetto.dev:")
     click.echo(path)
@@ -586,8 +631,9 @@ def export_kuberay(config_file: Path | None, out: Path, **cluster_options: str) 
       kubectl apply -k manifests
     """
     path = find_config(config_file)
+    target = Cluster(**cluster_options)
     with _naming(path):
-        made = manifests.files(config.load(path), Cluster(**cluster_options))
+        made = manifests.files(config.load(path), target)
     for name, text in made.items():
         _write(out / name, text)
 

@@ -110,8 +110,13 @@ def _abandon(child: psutil.Process, run_id: str, say: Say) -> None:
             sweep(run_id)
 
 
-def stop_running(*, timeout_s: float, say: Say) -> LabState | None:
+def stop_running(
+    *, timeout_s: float, say: Say, take_down: Callable[[str], None] | None = None
+) -> LabState | None:
     """Stop the lab of this user, however it stands; None when there is none.
+
+    Args:
+        take_down: stops what a supervisor that did not stop left on the Ray cluster at an address.
 
     Raises:
         TandemError: a process or a port outlived the stop.
@@ -124,6 +129,9 @@ def stop_running(*, timeout_s: float, say: Say) -> LabState | None:
         _stop_supervisor(state, directory, timeout_s, say)
     else:
         say(f"the supervisor (pid {state.pid}) died; sweeping up what it left")
+    if state.address is not None and take_down is not None and _is_left(state, directory):
+        say(f"stopping what is left on the Ray cluster at {state.address}")
+        take_down(state.address)
     try:
         with lab_state.locked(directory):
             clean_up(directory, state, say)
@@ -131,6 +139,12 @@ def stop_running(*, timeout_s: float, say: Say) -> LabState | None:
         # Somebody started the next lab in this moment: only the processes of the old one are ours.
         sweep(state.run_id)
     return state
+
+
+def _is_left(state: LabState, directory: Path) -> bool:
+    """Whether nobody cleaned up: a supervisor that stops removes its state file."""
+    now = lab_state.read(directory)
+    return now is not None and now.run_id == state.run_id
 
 
 def _stop_supervisor(state: LabState, directory: Path, timeout_s: float, say: Say) -> None:

@@ -43,6 +43,7 @@ from serving.gateway.openai_request import model_names
 from serving.gateway.own_page import build_own_app
 from serving.gateway.upstream import UpstreamClient
 from serving.http_server import serve_app
+from serving.machine import port_fault
 from serving.scheduler.client import SchedulerClient
 from serving.scheduler.service import SchedulerService
 from serving.scheduler.service import build_app as build_scheduler_app
@@ -53,6 +54,7 @@ APP_NAME = "tandem"
 POLL_S = 0.5
 CONNECT_TIMEOUT_S = 60
 ANSWER_TIMEOUT_S = 10
+PROXY_TIMEOUT_S = 10
 # Far above what the scheduler lets run: Serve must never be the one that queues.
 UNBOUNDED = 1_000_000
 # What a node offers to be given engines: one for each that its memory holds.
@@ -315,13 +317,26 @@ class RayLab:
         else:
             on_progress(f"joining the Ray cluster at {self.address}")
             _join_ray(self.address)
+            _refuse_second_lab(self.address)
         on_progress("starting Ray Serve")
         serve.start(http_options=HTTPOptions(host=config.gateway.host, port=config.gateway.port))
+        if self.address is not None:
+            _need_proxy_here(config.gateway.host, config.gateway.port)
         target = serve.RunTarget(application(config), name=APP_NAME, route_prefix="/")
         serve.run_many(
             [target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
         )
         _wait_until_running(on_progress, sum(lane.replicas for lane in config.lanes))
+
+    def take_down(self) -> None:
+        """Stop a lab on the cluster whose supervisor died.
+
+        Raises:
+            LabStartError: no cluster at the address.
+        """
+        assert self.address is not None
+        _join_ray(self.address)
+        self.stop()
 
     def stop(self) -> None:
         """Let running requests end within the limit, then take the lab down. Does nothing when nothing runs."""
@@ -359,6 +374,32 @@ def _join_ray(address: str) -> None:
         ray.init(address=address, namespace=APP_NAME, logging_level=logging.WARNING, log_to_driver=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise LabStartError(f"no Ray cluster to join at {address} (--address): {error}") from error
+
+
+def _refuse_second_lab(address: str) -> None:
+    """Serve would put this lab in the place of the one that runs, and its clients would lose their answers.
+
+    Raises:
+        LabStartError: a lab runs on the cluster. It is let go of, so that `stop` leaves that lab alone.
+    """
+    if APP_NAME in serve.status().applications:
+        ray.shutdown()
+        raise LabStartError(
+            f"a lab runs on the Ray cluster at {address} already: `tandem down` stops it where it was started, "
+            "`serve shutdown` from anywhere"
+        )
+
+
+def _need_proxy_here(host: str, port: int) -> None:
+    """Raises: LabStartError: Serve's proxy listens elsewhere; whoever started Serve chose its address."""
+    give_up_at_s = time.monotonic() + PROXY_TIMEOUT_S
+    while port_fault(host, port) is None:
+        if time.monotonic() > give_up_at_s:
+            raise LabStartError(
+                f"Ray Serve does not listen on {host}:{port} of this machine: either Serve runs on the cluster "
+                "already, with another address (`serve shutdown` ends it), or this is not the cluster's head"
+            )
+        time.sleep(POLL_S)
 
 
 def _wait_until_running(on_progress: Callable[[str], None], num_engines: int) -> None:

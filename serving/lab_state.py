@@ -54,6 +54,7 @@ class LabState:
         log_path: log of a detached supervisor; None in the foreground.
         phase, progress: where it is, and the last line of progress.
         started_at_s: Unix time.
+        address: the Ray cluster it runs on, as --address named it; None where Ray is the lab's own.
     """
 
     pid: int
@@ -67,6 +68,7 @@ class LabState:
     phase: Phase
     progress: str
     started_at_s: float
+    address: str | None = None
 
     @property
     def is_alive(self) -> bool:

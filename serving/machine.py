@@ -17,6 +17,7 @@ INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 CPUINFO = Path("/proc/cpuinfo")
 OS_RELEASE = Path("/etc/os-release")
 NVIDIA_SMI_TIMEOUT_S = 10
+CONNECT_TIMEOUT_S = 5
 
 
 def describe() -> dict[str, Any]:
@@ -81,6 +82,17 @@ def port_fault(host: str, port: int) -> str | None:
             return error.strerror or str(error)
         except (TypeError, ValueError) as error:  # not even the form of a host name
             return str(error)
+    return None
+
+
+def reach_fault(host: str, port: int) -> str | None:
+    """Why nobody answers at host:port, in the system's words; None when somebody does."""
+    try:
+        socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    except (ValueError, OverflowError) as error:  # not even the form of an address
+        return str(error)
     return None
 
 

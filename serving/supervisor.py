@@ -152,6 +152,7 @@ def supervise(
     show: Callable[[], AbstractContextManager[Say]],
     announce: Say,
     log_path: Path | None = None,
+    address: str | None = None,
 ) -> None:
     """Run the lab in this process until a stop signal; returns after a clean stop.
 
@@ -162,6 +163,7 @@ def supervise(
         show: progress of the start and of the stop.
         announce: receives the lines that stay.
         log_path: where this process's output goes when it is detached.
+        address: the Ray cluster that the lab joins.
 
     Raises:
         AlreadyRunningError: another lab of this user is running.
@@ -177,7 +179,7 @@ def supervise(
         # overwriting the environment that the sweep reads.
         os.environ[RUN_ID_VARIABLE] = run_id
         os.environ["SPT_NOENV"] = "1"
-        file = _StateFile(directory, _first_state(config, config_path, run_id, log_path))
+        file = _StateFile(directory, _first_state(config, config_path, run_id, log_path, address))
         with Watch(directory, run_id, lambda: pids_of(run_id)) as watch, _StopSignals() as signals:
             lab: Lab | None = None
             try:
@@ -226,7 +228,9 @@ def _update(file: _StateFile, say: Say, phase: Phase, text: str) -> None:
     say(text)
 
 
-def _first_state(config: LabConfig, config_path: Path, run_id: str, log_path: Path | None) -> LabState:
+def _first_state(
+    config: LabConfig, config_path: Path, run_id: str, log_path: Path | None, address: str | None
+) -> LabState:
     ticks = lab_state.process_start_ticks(os.getpid())
     assert ticks is not None
     return LabState(
@@ -241,6 +245,7 @@ def _first_state(config: LabConfig, config_path: Path, run_id: str, log_path: Pa
         phase=Phase.STARTING,
         progress="",
         started_at_s=time.time(),
+        address=address,
     )
 
 

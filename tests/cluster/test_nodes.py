@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import psutil
 import pytest
+import yaml
 
 from tests.chaos.crowd import Stream, at_rest, crowd, stream, until
 from tests.cluster.nodes import RayCluster, kill_node, ray_cluster
-from tests.running_lab import RunningLab, running_lab, wait_until
+from tests.running_lab import RunningLab, free_port, running_lab, tandem, wait_until
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 CONFIG: dict[str, Any] = {
@@ -96,3 +99,26 @@ def test_a_lost_node_takes_its_own_streams_only_and_its_engine_comes_back_with_i
 
 async def _eight(client: aiohttp.ClientSession, lab: RunningLab) -> list[Stream]:
     return await asyncio.gather(*(stream(client, lab, 20, Stream()) for _ in range(8)))
+
+
+def test_a_second_lab_leaves_the_first_alone(cluster: RayCluster, lab: RunningLab, tmp_path: Path) -> None:
+    before = lab.replicas("batched")
+    config = tmp_path / "lab.yaml"
+    config.write_text(yaml.safe_dump(CONFIG | {"gateway": {"port": free_port()}}))
+    environment = cluster.environment | {"TANDEM_STATE": str(tmp_path)}
+    second = tandem("up", "--config", str(config), "--address", cluster.address, environment=environment)
+    assert second.returncode == 1
+    assert "a lab runs on the Ray cluster" in second.stderr
+    assert lab.replicas("batched") == before
+
+
+def test_down_stops_what_a_dead_supervisor_left_on_the_cluster(cluster: RayCluster, lab: RunningLab) -> None:
+    status = json.loads(tandem("status", "--json", environment=lab.environment).stdout)
+    psutil.Process(status["pid"]).kill()
+    wait_until(
+        lambda: tandem("status", environment=lab.environment).returncode == 3, "the supervisor is dead"
+    )
+    assert lab.get("/health") == {"status": "ok"}
+    down = tandem("down", environment=lab.environment)
+    assert down.returncode == 0, down.stderr
+    assert nodes_with_engines(cluster) == []

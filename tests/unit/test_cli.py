@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 
 import pytest
@@ -19,6 +21,7 @@ from serving import cli, cluster, doctor, lab_state, model_store, supervisor
 from serving.core.errors import ConfigError, TandemError
 from serving.doctor import Check, Status
 from serving.lab_state import AlreadyRunningError, LabState, NotRunningError, Phase, StartFailedError
+from serving.telemetry import recording
 
 CHECKOUT = Path(__file__).parents[2]
 LAB = """\
@@ -404,6 +407,59 @@ def test_what_this_machine_does_not_have_is_a_config_fault_before_anything_start
     assert result.exit_code == cli.ExitCode.USAGE
     assert result.stderr.startswith(f"error: deploy/lab.yaml: {fault}")
     assert len(result.stderr.splitlines()) == 1
+    assert starts == []
+
+
+@pytest.mark.parametrize(
+    "arguments", [("up", "--timeout-s", "nan"), ("down", "--timeout-s", "nan"), ("trace", "--seconds", "nan")]
+)
+def test_no_number_is_wrong_usage(arguments: tuple[str, ...], starts: list[str]) -> None:
+    result = run(*arguments)
+    assert result.exit_code == cli.ExitCode.USAGE
+    assert "'nan' is not a number" in result.stderr
+    assert starts == []
+
+
+def test_a_trace_that_finds_the_disk_full_names_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def record(*args: object, **kwargs: object) -> SimpleNamespace:
+        return SimpleNamespace(trace=None)
+
+    def fail(*args: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    write_state()
+    monkeypatch.setattr(recording, "record", record)
+    monkeypatch.setattr(cli, "write_trace", fail)
+    path = tmp_path / "trace.json"
+    result = run("trace", "--out", str(path))
+    assert result.exit_code == cli.ExitCode.FAILED
+    assert result.stderr.endswith(f"error: {path}: cannot be written: No space left on device\n")
+
+
+def test_a_directory_is_no_trace_file(tmp_path: Path) -> None:
+    write_state()
+    result = run("trace", "--out", str(tmp_path))
+    assert result.exit_code == cli.ExitCode.USAGE
+    assert "is a directory" in result.stderr
+
+
+@pytest.mark.parametrize("address", ["", "6379", "local", "ray://127.0.0.1:10001/x", "127.0.0.1:", ":6379"])
+def test_an_address_of_no_cluster_is_wrong_usage(address: str, starts: list[str]) -> None:
+    result = run("up", "--address", address)
+    assert result.exit_code == cli.ExitCode.USAGE
+    assert "must be auto or HOST:PORT" in result.stderr
+    assert starts == []
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:70000", "nobody.invalid:6379"])
+def test_a_cluster_that_does_not_answer_is_named_before_anything_starts(
+    address: str, starts: list[str]
+) -> None:
+    result = run("up", "--detach", "--address", address)
+    assert result.exit_code == cli.ExitCode.FAILED
+    assert result.stderr.startswith(f"error: no Ray cluster to join at {address} (--address): ")
     assert starts == []
 
 

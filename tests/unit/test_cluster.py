@@ -21,7 +21,7 @@ from serving import cluster, lab_state
 from serving.core.errors import TandemError
 from serving.lab_state import AlreadyRunningError, LabState, Phase, StartFailedError
 from serving.shared_memory import SHM_DIR, recorded
-from serving.sweep import RUN_ID_VARIABLE, processes_of, sweep
+from serving.sweep import RUN_ID_VARIABLE, SweepError, clear_stale, processes_of, sweep
 
 CHECKOUT = Path(__file__).parents[2]
 SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
@@ -120,6 +120,41 @@ def test_detached_start_then_down(run_id: str, port: int, state_dir: Path) -> No
     assert stopped == state
     assert_nothing_left(run_id, state_dir)
     assert said[-1] == "stopping: waiting for the ports to be free"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:6379", None])
+def test_what_a_dead_supervisor_left_on_a_cluster_is_taken_down(
+    address: str | None, run_id: str, port: int, state_dir: Path
+) -> None:
+    dead = LabState(
+        os.getpid(), 0, run_id, "c", "u", "127.0.0.1", (port,), None, Phase.READY, "", 0.0, address
+    )
+    state_dir.mkdir(exist_ok=True)
+    lab_state.write(state_dir, dead)
+    taken_down: list[str] = []
+    assert cluster.stop_running(timeout_s=1, say=ignore, take_down=taken_down.append) == dead
+    assert taken_down == ([address] if address else [])
+    assert_nothing_left(run_id, state_dir)
+
+
+@pytest.mark.parametrize("is_left", [True, False])
+def test_a_start_does_not_forget_what_still_runs_on_a_cluster(
+    is_left: bool, run_id: str, port: int, state_dir: Path
+) -> None:
+    state_dir.mkdir(exist_ok=True)
+    dead = LabState(
+        os.getpid(), 0, "before", "c", "u", "127.0.0.1", (port,), None, Phase.READY, "", 0.0, "auto"
+    )
+    lab_state.write(state_dir, dead)
+    with socket.socket() as gateway:
+        if is_left:
+            gateway.bind(("127.0.0.1", port))
+            gateway.listen()
+            with pytest.raises(SweepError, match="still runs on the Ray cluster at auto; `tandem down`"):
+                clear_stale(state_dir, ignore)
+        else:
+            clear_stale(state_dir, ignore)
+    assert lab_state.read(state_dir) == (dead if is_left else None)
 
 
 def test_down_without_a_lab_finds_nothing() -> None:
