@@ -1,8 +1,10 @@
 # Each verb is a thin call of `tandem` or of one tool; CI calls the same verbs.
-# Settings: PYTHON (which Python makes .venv), TORCH_INDEX_URL (where torch's CPU wheel comes from), ARGS.
+# Settings: PYTHON (which Python makes .venv), TORCH_INDEX_URL (where torch's CPU wheel comes from),
+# PROMETHEUS_PORT, ARGS.
 
 BIN := .venv/bin
 ARGS ?=
+PROMETHEUS_PORT ?= 9090
 # Where deploy/test_tools.sh unpacks what is not installed.
 TOOLS := $(CURDIR)/.tandem/tools/usr/bin
 
@@ -52,10 +54,10 @@ dashboards: install ## Write the dashboards' JSON again and test Prometheus' rul
 	@deploy/test_tools.sh
 	PATH="$(TOOLS):$$PATH" promtool test rules dashboards/prometheus/tests/*.yml
 
-prometheus: ## Run Prometheus for the lab on 127.0.0.1:8000, on 127.0.0.1:9090, until Ctrl-C
+prometheus: ## Run Prometheus for the lab on 127.0.0.1:8000, on 127.0.0.1:9090, until Ctrl-C; PROMETHEUS_PORT=9091
 	@deploy/test_tools.sh
 	PATH="$(TOOLS):$$PATH" prometheus --config.file=dashboards/prometheus/prometheus.yml \
-	  --storage.tsdb.path=.tandem/prometheus --web.listen-address=127.0.0.1:9090 $(ARGS)
+	  --storage.tsdb.path=.tandem/prometheus --web.listen-address=127.0.0.1:$(PROMETHEUS_PORT) $(ARGS)
 
 bench-recording: install ## What recording engine steps costs on the running lab; ARGS="--pairs 100"
 	@$(BIN)/python -m loadtest.bench_recording $(ARGS)

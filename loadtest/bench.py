@@ -49,7 +49,7 @@ def _levels(context: click.Context, parameter: click.Parameter, value: str | Non
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Measure a running lab and write a report. Flags go before the keys of an experiment file.",
 )
-@click.option("--base-url", help=f"Where the lab is.  [default: that of the plan, or {DEFAULT_URL}]")
+@click.option("--base-url", help="Where the lab is.  [default: that of the plan, or the one that runs here]")
 @click.option(
     "--experiment",
     "experiment_file",

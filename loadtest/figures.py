@@ -112,7 +112,8 @@ FIGURES = (
     Figure(
         "acceptance",
         "What the model accepts of the drafts",
-        "The higher the acceptance, the more tokens a step yields; a mean length of 1 means no draft was right.",
+        "The higher the acceptance, the more tokens a step with a draft yields; "
+        "a mean length of 1 means no draft was right.",
         lane_figures.acceptance,
     ),
     Figure(

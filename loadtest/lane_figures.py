@@ -37,7 +37,7 @@ def acceptance(summary: Summary) -> Chart | None:
         }
         for measure, field in (
             ("acceptance rate (0 to 1)", "acceptance_rate"),
-            ("mean acceptance length (tokens per step)", "mean_acceptance_length"),
+            ("mean acceptance length (tokens per step with a draft)", "mean_acceptance_length"),
         )
         for stage, users in stages
         if (value := getattr(stage, field)) is not None

@@ -13,6 +13,7 @@ page. An API key is read from TANDEM_API_KEY, else from OPENAI_API_KEY.
 # Locust patches the interpreter: it must come before whatever imports ssl or socket.
 # isort: off
 from locust import User, constant, events, task
+from locust.exception import StopUser
 from locust.runners import WORKER_REPORT_INTERVAL, MasterRunner, WorkerRunner
 from locust.stats import CSV_STATS_INTERVAL_SEC
 # isort: on
@@ -154,7 +155,8 @@ class Traffic:
         self, client: StreamingClient, number: int, due_at_s: float, arrival: Arrival | None = None
     ) -> None:
         options, server = self._environment.parsed_options, self._server
-        assert server is not None
+        if server is None:  # the start failed and has said why
+            raise StopUser
         body = load_workload(options.workload, output_tokens=options.output_tokens).body(
             model=server.model_for(options.lane),
             seed=options.seed,

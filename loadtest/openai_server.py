@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 from loadtest.http_get import GetError, get
@@ -55,6 +56,8 @@ def _get(url: str, api_key: str | None) -> Any:
         return json.loads(get(url, {"authorization": f"Bearer {api_key}"} if api_key else None))
     except GetError as error:
         hint = "" if error.status is None else "; name the model (--model)"
+        if error.status == HTTPStatus.UNAUTHORIZED:
+            hint = "; set TANDEM_API_KEY or OPENAI_API_KEY to a key that it takes"
         raise ServerError(f"{error}{hint}") from None
     except ValueError as error:
         raise ServerError(f"{url}: cannot be read: {error}") from None

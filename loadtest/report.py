@@ -23,6 +23,7 @@ from loadtest.rundir import BENCH_FILE, FIGURES_DIR, REPORT_FILE, SUMMARY_FILE, 
 from loadtest.step_pictures import NO_PICTURES, StepPictures, draw_steps
 from loadtest.summary import Summary, summary_json
 from loadtest.table import agreement_table, print_tables, tables, wide_console
+from serving.progress import progress
 
 
 def build(directory: Path) -> Summary:
@@ -114,7 +115,10 @@ def main(directories: tuple[Path, ...], as_json: bool, lanes: str | None, out: P
             case (directory,):
                 if lanes is not None or out is not None:
                     raise click.UsageError("--lanes and --out are for two runs; one was given")
-                show(build(directory), directory, as_json)
+                with progress() as say:
+                    say(f"writing the report of {directory}")
+                    summary = build(directory)
+                show(summary, directory, as_json)
             case (a, b):
                 _compare(a, b, _lane_pair(lanes), out or b / COMPARE_FILE, as_json)
             case _:
@@ -134,9 +138,11 @@ def _lane_pair(text: str | None) -> tuple[str, str] | None:
 
 def _compare(a: Path, b: Path, lanes: tuple[str, str] | None, out: Path, as_json: bool) -> None:
     """Print the comparison of two runs and write its page."""
-    comparison = compare(load_run(a), load_run(b), lanes)
     try:
-        write_page(comparison, out)
+        with progress() as say:
+            say(f"comparing {a} and {b}")
+            comparison = compare(load_run(a), load_run(b), lanes)
+            write_page(comparison, out)
     except OSError as error:
         raise ValueError(f"{out}: cannot be written: {error.strerror}") from None
     if as_json:

@@ -527,6 +527,7 @@ def report(arguments: tuple[str, ...]) -> None:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Trace file.  [default: runs/<time>-trace/trace.json]",
 )
+@click.option("--base-url", help="Where the lab is.  [default: the one that runs here]")
 @click.option("--token-ids", is_flag=True, help="Record the tokens of drafts and answers, too.")
 @click.option(
     "--share",
@@ -535,7 +536,7 @@ def report(arguments: tuple[str, ...]) -> None:
     show_default=True,
     help="Of the requests; all processes choose the same ones.",
 )
-def trace(seconds: float, out: Path | None, token_ids: bool, share: float) -> None:
+def trace(seconds: float, out: Path | None, base_url: str | None, token_ids: bool, share: float) -> None:
     """Record engine steps and requests of the running lab; open the result at https://ui.perfetto.dev.
 
     Beside the trace it writes steps.jsonl, the same in plain rows: docs/tracing.md. It sends no load itself.
@@ -550,7 +551,7 @@ def trace(seconds: float, out: Path | None, token_ids: bool, share: float) -> No
     from serving.core import chrome_trace
     from serving.telemetry import recording
 
-    url = _running_url()
+    url = (base_url or _running_url()).rstrip("/")
     if out is not None and not os.access(out.parent, os.W_OK):
         raise click.BadParameter(f"{out.parent} is not a directory to write into", param_hint="--out")
     with progress() as say:

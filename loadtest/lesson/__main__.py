@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -16,6 +17,7 @@ from loadtest.lesson.lesson import teach
 from loadtest.lesson.page import render
 from loadtest.lesson.traced_lab import LessonError, find_lab
 from serving.progress import progress
+from serving.run_directory import RUNS_DIR, create_run_dir
 
 FAILED, NOT_REACHED, INTERRUPTED = 1, 3, 130
 
@@ -25,27 +27,31 @@ FAILED, NOT_REACHED, INTERRUPTED = 1, 3, 130
     help="Measure the running lab and draw four pictures of serial decoding in one page: docs/lesson.md. "
     "Takes one to three minutes; nothing else should use the lab meanwhile.",
 )
-@click.option("--base-url", default="http://127.0.0.1:8000", show_default=True)
+@click.option(
+    "--base-url",
+    default="http://127.0.0.1:8000",
+    help="Where the lab is.  [default: the one that runs here]",
+)
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
-    default=Path("lesson.html"),
-    show_default=True,
-    help="The page to write.",
+    help="The page to write.  [default: runs/<time>-lesson/lesson.html]",
 )
-def main(base_url: str, out: Path) -> None:
-    if not os.access(out.parent, os.W_OK):
+def main(base_url: str, out: Path | None) -> None:
+    if out is not None and not os.access(out.parent, os.W_OK):
         raise click.BadParameter(f"{out.parent} is not a directory to write into", param_hint="--out")
     try:
         with progress() as say:
             lesson = teach(find_lab(base_url), say)
+        if out is None:
+            out = create_run_dir(RUNS_DIR, "lesson", datetime.now(UTC)) / "lesson.html"
         out.write_text(render(lesson), encoding="utf-8")
     except LabError as error:
         _fail(str(error), NOT_REACHED)
     except LessonError as error:
         _fail(str(error), FAILED)
     except OSError as error:
-        _fail(f"{out}: cannot be written: {error.strerror}", FAILED)
+        _fail(f"{out or RUNS_DIR}: cannot be written: {error.strerror}", FAILED)
     except KeyboardInterrupt:
         _fail("interrupted", INTERRUPTED)
     click.echo(out)

@@ -64,7 +64,9 @@ def of_wall(
         points = ", ".join(
             f"{lane.lane} {number(lane.tokens, 1)} and {number(lane.tokens_per_s, None)}" for lane in lanes
         )
-        said.append(f"Positions in a step and tokens/s of each lane under {load}: {points}.")
+        said.append(
+            f"Positions in a step and tokens/s of each lane under {load}, in steps without a prompt: {points}."
+        )
     return said
 
 
@@ -110,12 +112,14 @@ def of_drafts(batched: Timeline, speculative: Timeline) -> list[str]:
     """What the drafts saved."""
     steps = speculative.decode_steps
     drafted, accepted = sum(step.drafted for step in steps), sum(step.accepted for step in steps)
+    cut = accepted - sum(step.kept for step in steps)
     per_step = sum(step.emitted for step in steps) / len(steps)
     said = [
         f"After the prompt {batched.lane} needed {count(len(batched.decode_steps), 'step')} and {speculative.lane} "
         f"{len(steps)}, each of {number(per_step, 2)} tokens on average"
         + (
-            f"; of {drafted} drafted tokens the model accepted {accepted}, {share(accepted / drafted)}."
+            f"; of {drafted} drafted tokens the model accepted {accepted}, {share(accepted / drafted)}"
+            + (f", {cut} of them beyond the answer's end." if cut else ".")
             if drafted
             else "."
         )
