@@ -11,6 +11,8 @@ node_ip=$(hostname -i | cut -d ' ' -f 1)
 
 ray start --head --node-ip-address="$node_ip" --port=6379 --num-cpus=0 --num-gpus=0 --include-dashboard=false \
     --object-store-memory="$TANDEM_OBJECT_STORE_BYTES"
+# Ray is new: what an earlier life of this container left on the one before is gone with it.
+rm -f "$TANDEM_STATE/lab.json"
 tandem up --address "$node_ip:6379" --host 0.0.0.0 --config "$TANDEM_CONFIG" &
 lab=$!
 tail --pid="$(pidof gcs_server)" -f /dev/null &
