@@ -22,7 +22,7 @@ from serving.ray_environment import bind_replica_server_to_node  # isort: skip -
 import ray
 from fastapi import FastAPI
 from ray import serve
-from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, HTTPOptions
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, HTTPOptions, ProxyLocation
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatus
@@ -319,7 +319,11 @@ class RayLab:
             _join_ray(self.address)
             _refuse_second_lab(self.address)
         on_progress("starting Ray Serve")
-        serve.start(http_options=HTTPOptions(host=config.gateway.host, port=config.gateway.port))
+        # As in what `tandem export serve` writes: no port is opened on the nodes of engines.
+        serve.start(
+            proxy_location=ProxyLocation.HeadOnly,
+            http_options=HTTPOptions(host=config.gateway.host, port=config.gateway.port),
+        )
         if self.address is not None:
             _need_proxy_here(config.gateway.host, config.gateway.port)
         target = serve.RunTarget(application(config), name=APP_NAME, route_prefix="/")

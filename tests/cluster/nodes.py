@@ -35,7 +35,10 @@ class RayCluster:
     def start_worker(self, engines: int) -> psutil.Popen:
         """A node that takes so many engines."""
         resources = json.dumps({"tandem_engine": engines})
-        return self.start(f"--address={self.address}", f"--resources={resources}")
+        node = self.start(f"--address={self.address}", f"--resources={resources}")
+        # Two that start at once on one machine choose the same names for their sockets, and one never joins.
+        wait_until(lambda: _serves(node), "the worker's raylet serves", limit_s=60)
+        return node
 
     def start(self, *options: str) -> psutil.Popen:
         node = psutil.Popen(
@@ -77,6 +80,13 @@ def ray_cluster() -> Iterator[RayCluster]:
                     node.wait(STOP_LIMIT_S)
             kill_node(node) if node.is_running() else node.wait(STOP_LIMIT_S)
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _serves(node: psutil.Popen) -> bool:
+    return any(
+        child.name() == "raylet" and any(one.status == psutil.CONN_LISTEN for one in child.net_connections())
+        for child in node.children(recursive=True)
+    )
 
 
 def _listens(port: int) -> bool:

@@ -69,6 +69,19 @@ def test_engines_run_where_they_are_offered_a_place_and_nowhere_else(
     assert answer.json()["usage"]["completion_tokens"] == 3
 
 
+def test_nobody_but_the_head_listens_for_clients(cluster: RayCluster, lab: RunningLab) -> None:
+    port = int(lab.url.rpartition(":")[2])
+    listening = [
+        node
+        for node in cluster.nodes
+        for process in node.children(recursive=True)
+        if any(
+            one.laddr.port == port for one in process.net_connections() if one.status == psutil.CONN_LISTEN
+        )
+    ]
+    assert listening == cluster.nodes[:1]
+
+
 def test_a_lost_node_takes_its_own_streams_only_and_its_engine_comes_back_with_it(
     cluster: RayCluster, lab: RunningLab
 ) -> None:
