@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from serving.config import LabConfig
+from serving.core.errors import ConfigError
 from serving.export import to_yaml
 from serving.kubernetes.monitoring import dashboards, pod_monitor, prometheus_rule, scrape_config
 from serving.kubernetes.objects import LABELS, NAME, Cluster, lab_object
@@ -20,8 +21,13 @@ def files(config: LabConfig, cluster: Cluster) -> dict[str, str]:
     """Every file of the directory by name; `kubectl apply -k DIRECTORY` applies them.
 
     Raises:
-        ConfigError: a model is neither the image's own nor below `/models`.
+        ConfigError: a model is neither the image's own nor below `/models`; or keys are in a file, which no pod has.
     """
+    if config.gateway.api_keys_file is not None:
+        raise ConfigError(
+            f"gateway.api_keys_file = {config.gateway.api_keys_file!r}: on Kubernetes keys come from the Secret "
+            "that docs/kubernetes.md names; leave it out"
+        )
     content = {
         "namespace.yaml": [_namespace(cluster)],
         "rayservice.yaml": [ray_service(config, cluster)],

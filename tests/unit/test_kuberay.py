@@ -183,6 +183,13 @@ def test_a_model_that_no_pod_would_find_is_refused() -> None:
         manifests.files(lab, CLUSTER)
 
 
+def test_a_file_of_keys_that_no_pod_has_is_refused() -> None:
+    lanes = [{"name": "a", "strategy": "batched"}]
+    lab = config.from_data({"gateway": {"api_keys_file": "/etc/keys"}, "lanes": lanes}, "x")
+    with pytest.raises(ConfigError, match=r"gateway\.api_keys_file = '/etc/keys': .* Secret"):
+        manifests.files(lab, CLUSTER)
+
+
 def test_prometheus_asks_where_the_gateways_are_and_shows_a_key() -> None:
     objects = made("scale")
     (discovery,) = only("ScrapeConfig", objects)["spec"]["httpSDConfigs"]
