@@ -21,7 +21,7 @@ def files(config: LabConfig, cluster: Cluster) -> dict[str, str]:
     """Every file of the directory by name; `kubectl apply -k DIRECTORY` applies them.
 
     Raises:
-        ConfigError: a model is neither the image's own nor below `/models`; or keys are in a file, which no pod has.
+        ConfigError: a model is neither the image's own nor below `/models`; or keys are in a file.
     """
     if config.gateway.api_keys_file is not None:
         raise ConfigError(
