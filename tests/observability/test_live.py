@@ -148,6 +148,14 @@ RULES_THAT_MAY_BE_EMPTY = {
 }
 
 
+def test_the_share_of_streams_that_met_the_slo_is_never_above_one(watched: Watched) -> None:
+    shares = values_of(
+        watched.prometheus.series("lane:tandem_slo:attainment_1m", watched.start_s, watched.end_s)
+    )
+    assert shares
+    assert max(shares) <= 1 + 1e-9
+
+
 def test_rules_pass_their_own_tests() -> None:
     tests = sorted(map(str, (SHIPPED / "tests").glob("*.yml")))
     assert len(tests) == 2

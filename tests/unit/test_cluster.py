@@ -18,10 +18,11 @@ import psutil
 import pytest
 
 from serving import cluster, lab_state
+from serving import sweep as sweeping
 from serving.core.errors import TandemError
 from serving.lab_state import AlreadyRunningError, LabState, Phase, StartFailedError
 from serving.shared_memory import SHM_DIR, recorded
-from serving.sweep import RUN_ID_VARIABLE, SweepError, clear_stale, processes_of, sweep
+from serving.sweep import RUN_ID_VARIABLE, SweepError, clean_up, clear_stale, processes_of, sweep
 
 CHECKOUT = Path(__file__).parents[2]
 SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
@@ -171,6 +172,24 @@ def test_a_failed_start_tells_why_and_leaves_nothing(run_id: str, port: int, sta
             say=ignore,
         )
     assert_nothing_left(run_id, state_dir)
+
+
+@pytest.mark.parametrize("address", [None, "127.0.0.1:6379"])
+def test_a_port_that_stays_taken_is_a_fault_where_the_lab_had_the_machine_to_itself(
+    run_id: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str | None
+) -> None:
+    monkeypatch.setattr(sweeping, "PORT_LIMIT_S", 0)
+    state = LabState(
+        1, 2, run_id, "c", "u", "127.0.0.1", (port,), None, Phase.STOPPING, "", 0.0, address=address
+    )
+    said: list[str] = []
+    with socket.create_server(("127.0.0.1", port)):
+        if address is None:
+            with pytest.raises(SweepError, match=f"port {port} is in use"):
+                clean_up(tmp_path, state, said.append)
+        else:
+            clean_up(tmp_path, state, said.append)
+            assert f"port {port} is in use still: Ray Serve on the cluster at {address}" in said[-1]
 
 
 def test_ctrl_c_while_detaching_stops_the_half_started_lab(run_id: str, port: int, state_dir: Path) -> None:
