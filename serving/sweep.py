@@ -55,7 +55,9 @@ def _wait_for_ports(state: LabState, say: Say) -> None:
         if time.monotonic() > give_up_at_s:
             if state.address is not None:
                 # Serve's proxy belongs to the cluster, which ends it in its own time.
-                say(f"port {taken[0]} is in use still: Ray Serve on the cluster at {state.address} is stopping")
+                say(
+                    f"port {taken[0]} is in use still: Ray Serve on the cluster at {state.address} is stopping"
+                )
                 return
             raise SweepError(
                 f"every process of the lab has ended, yet port {taken[0]} is in use after {PORT_LIMIT_S:g} s: "
