@@ -19,16 +19,10 @@ from loadtest.stage import slug
 from loadtest.step_recording import RecordingError, StepRecording, recording
 from serving import __version__
 from serving.core.chrome_trace import write_chrome_trace
-from serving.core.step_event import RequestSpan, StepEvent, TracedReplica, TraceHeader
+from serving.core.step_event import GatewaySpans, StepEvent, TracedReplica, TraceHeader
 from serving.core.trace_file import Trace, write_trace
 
 MAX_EVENTS = 50_000  # of one stage, all replicas of its lane together
-
-
-class _Spans(msgspec.Struct):
-    gateway_id: str
-    is_complete: bool
-    spans: list[RequestSpan]
 
 
 @dataclass(slots=True)
@@ -108,7 +102,7 @@ def _write(
     return StageTrace(path.name, tuple(faults))
 
 
-def _fetch_spans(base_url: str, since_ns: int, faults: list[str]) -> Iterator[_Spans]:
+def _fetch_spans(base_url: str, since_ns: int, faults: list[str]) -> Iterator[GatewaySpans]:
     """Requests of every gateway since then."""
     try:
         targets = lab.targets(base_url)
@@ -119,6 +113,6 @@ def _fetch_spans(base_url: str, since_ns: int, faults: list[str]) -> Iterator[_S
         if labels.get("role") == "gateway":
             try:
                 answer = get(f"http://{address}/tandem/spans?since_ns={since_ns}")
-                yield msgspec.json.decode(answer, type=_Spans)
+                yield msgspec.json.decode(answer, type=GatewaySpans)
             except (GetError, msgspec.DecodeError) as error:
                 faults.append(f"gateway at {address}: its requests are missing: {error}")

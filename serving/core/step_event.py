@@ -103,6 +103,19 @@ class RequestSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class GatewaySpans:
+    """What a gateway remembers of its requests: the page `/tandem/spans`.
+
+    Attributes:
+        is_complete: False when it had more requests since then than it remembers.
+    """
+
+    gateway_id: str
+    is_complete: bool
+    spans: list[RequestSpan]
+
+
+@dataclass(frozen=True, slots=True)
 class TracedReplica:
     """A replica whose steps were recorded.
 

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from serving.core.step_event import GatewaySpans
 from serving.telemetry.registry import CONTENT_TYPE, exposition
 from serving.telemetry.span_log import SpanLog
 
@@ -24,7 +25,7 @@ def build_own_app(registry: CollectorRegistry, spans: SpanLog) -> Starlette:
         if not given.isdecimal():
             return JSONResponse({"error": f"since_ns={given!r} must be a number of ns"}, status_code=400)
         found, is_complete = spans.since(int(given))
-        body = {"gateway_id": spans.gateway_id, "is_complete": is_complete, "spans": found}
-        return Response(msgspec.json.encode(body), media_type="application/json")
+        body = msgspec.json.encode(GatewaySpans(spans.gateway_id, is_complete, found))
+        return Response(body, media_type="application/json")
 
     return Starlette(routes=[Route("/metrics", metrics), Route("/tandem/spans", requests)])

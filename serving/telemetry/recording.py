@@ -17,7 +17,7 @@ from serving import __version__
 from serving.core.client_key import KEY_HINT, key_headers
 from serving.core.errors import TandemError
 from serving.core.sampling import is_sampled
-from serving.core.step_event import RequestSpan, StepEvent, TracedReplica, TraceHeader
+from serving.core.step_event import GatewaySpans, StepEvent, TracedReplica, TraceHeader
 from serving.core.trace_file import Trace
 
 MAX_EVENTS = 1_000_000  # of all replicas together
@@ -28,12 +28,6 @@ MAX_LINE_BYTES = 1024 * 1024
 
 class RecordingError(TandemError):
     """Nothing could be recorded."""
-
-
-class _Spans(msgspec.Struct):
-    gateway_id: str
-    is_complete: bool
-    spans: list[RequestSpan]
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +175,7 @@ async def _fetch(session: aiohttp.ClientSession, one: _Started) -> tuple[TracedR
 
 async def _fetch_spans(
     session: aiohttp.ClientSession, targets: list[dict[str, Any]], since_ns: int, faults: list[str]
-) -> list[_Spans]:
+) -> list[GatewaySpans]:
     found = []
     for target in targets:
         if target["labels"].get("role") != "gateway":
@@ -190,7 +184,7 @@ async def _fetch_spans(
             url = f"http://{address}/tandem/spans?since_ns={since_ns}"
             try:
                 async with session.get(url, raise_for_status=True) as response:
-                    found.append(msgspec.json.decode(await response.read(), type=_Spans))
+                    found.append(msgspec.json.decode(await response.read(), type=GatewaySpans))
             except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
                 faults.append(f"gateway at {address}: its requests are missing: {_said(error)}")
     return found
