@@ -56,6 +56,7 @@ class RunningLab:
 
     def processes(self) -> list[psutil.Process]:
         """Every process of the lab: all inherit its state directory."""
+        psutil.process_iter.cache_clear()  # it would give an ended process for a pid used again
         found = []
         for process in psutil.process_iter():
             try:
@@ -64,6 +65,13 @@ class RunningLab:
             except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
                 continue  # it ended meanwhile, or is not ours to look at
         return found
+
+    def process_behind(self, address: str) -> psutil.Process:
+        """The process behind host:port; a forked child may hold its socket too, so the oldest."""
+        port = int(address.rsplit(":", 1)[1])
+        listening = [process for process in self.processes() if port in _listening_ports(process)]
+        assert listening, f"no process of the lab listens on {port}"
+        return min(listening, key=psutil.Process.create_time)
 
     def listening_addresses(self) -> set[str]:
         """IP addresses on which any process of the lab accepts connections."""
@@ -75,6 +83,14 @@ class RunningLab:
         }
         assert addresses, "the lab listens somewhere"
         return addresses
+
+
+def _listening_ports(process: psutil.Process) -> set[int]:
+    try:
+        connections = process.net_connections("inet")
+    except psutil.NoSuchProcess:
+        return set()
+    return {one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN}
 
 
 def wait_until(condition: Callable[[], bool], what: str, limit_s: float = 20) -> None:

@@ -92,25 +92,15 @@ def at_rest(lab: RunningLab) -> bool:
     return not any(counts) and all(one["breaker"] == "closed" for one in replicas)
 
 
-def process_listening_on(lab: RunningLab, address: str) -> psutil.Process:
-    """The lab's process behind host:port."""
-    port = int(address.rsplit(":", 1)[1])
-    for process in lab.processes():
-        for connection in process.net_connections("inet"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
-                return process
-    raise AssertionError(f"no process of the lab listens on {port}")
-
-
 def replica_process(lab: RunningLab, replica_id: str) -> psutil.Process:
     (url,) = [one["url"] for one in lab.replicas("batched") if one["replica"] == replica_id]
-    return process_listening_on(lab, url)
+    return lab.process_behind(url)
 
 
 def role_process(lab: RunningLab, role: str) -> psutil.Process:
     """The first process of that role in the service discovery."""
     addresses = [entry["targets"][0] for entry in lab.get("/targets") if entry["labels"]["role"] == role]
-    return process_listening_on(lab, addresses[0])
+    return lab.process_behind(addresses[0])
 
 
 def kill(process: psutil.Process) -> None:

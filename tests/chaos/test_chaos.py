@@ -16,7 +16,6 @@ from tests.chaos.crowd import (
     count,
     crowd,
     kill,
-    process_listening_on,
     replica_process,
     role_process,
     stream,
@@ -174,6 +173,6 @@ def test_a_gateway_that_dies_gives_its_leases_back(lab: RunningLab) -> None:
 def test_the_processes_are_what_they_seem(lab: RunningLab) -> None:
     """The tests above kill what they mean to kill."""
     roles = {role: role_process(lab, role) for role in ("scheduler", "gateway")}
-    replicas = [process_listening_on(lab, one["url"]) for one in lab.replicas("batched")]
+    replicas = [lab.process_behind(one["url"]) for one in lab.replicas("batched")]
     processes: list[psutil.Process] = [*roles.values(), *replicas]
     assert len({process.pid for process in processes}) == 5

@@ -5,11 +5,9 @@ from __future__ import annotations
 import concurrent.futures
 import signal
 from itertools import pairwise
-from typing import Any
 
 import httpx
 import openai
-import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -99,7 +97,7 @@ def test_a_replica_that_dies_mid_stream_ends_the_stream_with_an_error_and_is_rep
         model="sim:speculative", prompt="x", max_tokens=2000, stream=True
     )
     next(iter(stream))
-    _replica_process(lab, replica["url"]).send_signal(signal.SIGKILL)
+    lab.process_behind(replica["url"]).send_signal(signal.SIGKILL)
     with pytest.raises((openai.APIError, httpx.RemoteProtocolError)) as raised:
         for _ in stream:
             pass
@@ -110,15 +108,3 @@ def test_a_replica_that_dies_mid_stream_ends_the_stream_with_an_error_and_is_rep
 
     wait_until(replaced, "Serve starts a new replica", limit_s=60)
     assert lab.client().completions.create(model="sim:speculative", prompt="x", max_tokens=2)
-
-
-def _replica_process(lab: RunningLab, url: str) -> psutil.Process:
-    port = int(url.rsplit(":", 1)[1])
-    for process in lab.processes():
-        if any(_listens(connection, port) for connection in process.net_connections("inet")):
-            return process
-    raise AssertionError(f"no process of the lab listens on {port}")
-
-
-def _listens(connection: Any, port: int) -> bool:
-    return bool(connection.status == psutil.CONN_LISTEN and connection.laddr.port == port)
