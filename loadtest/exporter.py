@@ -6,50 +6,59 @@ A scrape takes a few milliseconds of the load tool's only thread; nothing is com
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
-from collections import Counter as Counts
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from loadtest.load import Arrival, ClosedLoop
-from loadtest.plan import StagePlan
+from loadtest.load_progress import Progress
 from loadtest.record import RequestRecord
 from serving.core import metric_names as names
 from serving.core.latency import e2e_latency_s, tpot_s, ttft_s
 from serving.progress import Say
 
 PORT_VARIABLE = "TANDEM_LOAD_METRICS_PORT"
+ADDRESS_VARIABLE = "TANDEM_LOAD_METRICS_ADDRESS"
 DEFAULT_PORT = 9465  # dashboards/prometheus/prometheus.yml looks there
+DEFAULT_ADDRESS = "127.0.0.1"
 OFF = 0
 MAX_PORT = 65535
 
-Place = tuple[str, str]  # lane and workload
+
+class EndedRequest(NamedTuple):
+    """What the metrics take of a request; plain values, as Locust's workers can send them to their master."""
+
+    lane: str
+    workload: str
+    outcome: str
+    output_tokens: int
+    ttft_s: float | None
+    tpot_s: float | None
+    e2e_s: float | None
 
 
-class RunningStage(Protocol):
-    """What is read of a stage; `loadtest.stage.Stage` is one."""
-
-    plan: StagePlan
-    num_dispatched: int
-    in_flight: dict[int, float]
-    arrivals: tuple[Arrival, ...]
+def ended_request(record: RequestRecord, lane: str) -> EndedRequest:
+    """Latencies are those of completed requests only."""
+    place = (lane, record.label.workload, str(record.outcome))
+    if not record.is_completed:
+        return EndedRequest(*place, 0, None, None, None)
+    timeline = record.timeline
+    latencies_s = (ttft_s(timeline), tpot_s(timeline), e2e_latency_s(timeline))
+    return EndedRequest(*place, record.output_tokens or 0, *latencies_s)
 
 
 class LoadExporter:
-    """Counts of one run.
+    """Counts of one process's runs.
 
     Args:
-        clock: seconds since the run started.
+        read: how far the load is, asked at each scrape.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, read: Callable[[], Progress]) -> None:
         self.registry = CollectorRegistry()
-        self._clock = clock
         self._server: WSGIServer | None = None
         self._requests = self._counter(names.LOAD_REQUESTS)
         self._output_tokens = self._counter(names.LOAD_OUTPUT_TOKENS)
@@ -57,87 +66,56 @@ class LoadExporter:
             Histogram(metric.name, metric.help, metric.labels, registry=self.registry, buckets=metric.buckets)
             for metric in (names.LOAD_TTFT, names.LOAD_TPOT, names.LOAD_E2E)
         )
-        self._stages = _StageCollector(clock)
-        self.registry.register(self._stages)
+        self.registry.register(_ProgressCollector(read))
 
     def _counter(self, metric: names.Metric) -> Counter:
         return Counter(metric.name, metric.help, metric.labels, registry=self.registry)
 
     def serve(self, say: Say) -> None:
-        """Serve `/metrics` on the loopback, at the port of `TANDEM_LOAD_METRICS_PORT`; 0 turns it off.
+        """Serve `/metrics` at `TANDEM_LOAD_METRICS_ADDRESS` (the loopback) and `TANDEM_LOAD_METRICS_PORT` (0: not).
 
         A run is worth more than its live picture: where the port is taken it goes on without, and says so.
 
         Raises:
             ValueError: the variable holds no port.
         """
-        port = metrics_port()
+        port, address = metrics_port(), os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS
         if port == OFF:
             return
         try:
-            self._server, _ = start_http_server(port, addr="127.0.0.1", registry=self.registry)
+            self._server, _ = start_http_server(port, addr=address, registry=self.registry)
         except OSError as error:
-            say(f"no live metrics of this run: port {port} ({PORT_VARIABLE}): {error.strerror}")
+            place = f"{address}:{port} ({ADDRESS_VARIABLE}, {PORT_VARIABLE})"
+            say(f"no live metrics of this run at {place}: {error.strerror}")
 
     def close(self) -> None:
-        """End the run, and its HTTP server."""
-        self._stages.is_run_active = False
+        """End the HTTP server."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
+            self._server = None
 
-    def began(self, stage: RunningStage) -> None:
-        """A stage starts now."""
-        now_s = self._clock()
-        self._stages.begin(stage, [now_s + arrival.at_s for arrival in stage.arrivals])
-
-    def ended(self) -> None:
-        """The stage that began last is over."""
-        self._stages.end()
-
-    def record(self, record: RequestRecord) -> None:
+    def count(self, ended: EndedRequest) -> None:
         """A request ended."""
-        place = {"lane": record.label.lane, "workload": record.label.workload}
-        self._requests.labels(**place, outcome=record.outcome).inc()
-        if not record.is_completed:
-            return
-        self._ttft.labels(**place).observe(ttft_s(record.timeline))
-        self._e2e.labels(**place).observe(e2e_latency_s(record.timeline))
-        if (tpot := tpot_s(record.timeline)) is not None:
-            self._tpot.labels(**place).observe(tpot)
-        self._output_tokens.labels(**place).inc(record.output_tokens or 0)
+        place = {"lane": ended.lane, "workload": ended.workload}
+        self._requests.labels(**place, outcome=ended.outcome).inc()
+        self._output_tokens.labels(**place).inc(ended.output_tokens)
+        for histogram, latency_s in (
+            (self._ttft, ended.ttft_s),
+            (self._tpot, ended.tpot_s),
+            (self._e2e, ended.e2e_s),
+        ):
+            if latency_s is not None:
+                histogram.labels(**place).observe(latency_s)
 
 
-class _StageCollector(Collector):
-    """Figures read from the running stage when scraped, on top of those of the stages before it."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._stage: RunningStage | None = None
-        self._due_at_s: Sequence[float] = ()
-        self._due: Counts[Place] = Counts()
-        self._sent: Counts[Place] = Counts()
-        self.is_run_active = True
-
-    def begin(self, stage: RunningStage, due_at_s: Sequence[float]) -> None:
-        self._stage, self._due_at_s = stage, due_at_s
-
-    def end(self) -> None:
-        self._due, self._sent = self._totals()
-        self._stage = None
-
-    def _totals(self) -> tuple[Counts[Place], Counts[Place]]:
-        due, sent = self._due.copy(), self._sent.copy()
-        if (stage := self._stage) is not None:
-            # A user of a closed loop is due when it is free, which is when it sends.
-            num_due = bisect_right(self._due_at_s, self._clock()) if self._due_at_s else stage.num_dispatched
-            due[_place(stage)] += num_due
-            sent[_place(stage)] += stage.num_dispatched
-        return due, sent
+class _ProgressCollector(Collector):
+    def __init__(self, read: Callable[[], Progress]) -> None:
+        self._read = read
 
     def collect(self) -> Iterator[Metric]:
-        due, sent = self._totals()
-        for metric, totals in ((names.LOAD_DUE, due), (names.LOAD_SENT, sent)):
+        progress = self._read()
+        for metric, totals in ((names.LOAD_DUE, progress.due), (names.LOAD_SENT, progress.sent)):
             counter = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
             for place, total in totals.items():
                 counter.add_metric(place, total)
@@ -145,17 +123,11 @@ class _StageCollector(Collector):
         users = GaugeMetricFamily(
             names.LOAD_USERS.name, names.LOAD_USERS.help, labels=names.LOAD_USERS.labels
         )
-        if (stage := self._stage) is not None:
-            load = stage.plan.load
-            num_users = load.users if isinstance(load, ClosedLoop) else len(stage.in_flight)
-            users.add_metric(_place(stage), num_users)
+        for place, num_users in progress.users.items():
+            users.add_metric(place, num_users)
         yield users
         active = names.LOAD_RUN_ACTIVE
-        yield GaugeMetricFamily(active.name, active.help, value=float(self.is_run_active))
-
-
-def _place(stage: RunningStage) -> Place:
-    return stage.plan.lane, stage.plan.workload
+        yield GaugeMetricFamily(active.name, active.help, value=float(progress.is_run_active))
 
 
 def metrics_port() -> int:

@@ -6,7 +6,8 @@
     locust -f loadtest/locustfile.py --host ... --master    and, once for each core,    ... --worker
 
 Rows TTFT, TPOT, E2E and ICL max for each lane and workload; charts of the first three at /latency on Locust's
-page. An API key is read from TANDEM_API_KEY, else from OPENAI_API_KEY.
+page; the same for Prometheus at 127.0.0.1:9465 (TANDEM_LOAD_METRICS_ADDRESS, TANDEM_LOAD_METRICS_PORT; 0: not).
+An API key is read from TANDEM_API_KEY, else from OPENAI_API_KEY.
 `tandem bench` measures stages of a fixed size and writes a report.
 """
 
@@ -38,8 +39,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from loadtest.arrivals import parse_load, schedule
 from loadtest.dispatch import Connections, keep_schedule
+from loadtest.exporter import ended_request
 from loadtest.load import Arrival, ClosedLoop
+from loadtest.load_progress import Place, ProgressCounter
 from loadtest.locust_charts import add_charts
+from loadtest.locust_exporter import export
 from loadtest.locust_stats import report_to_locust
 from loadtest.openai_server import Server, ServerError, find_server
 from loadtest.record import ClientReason, RequestLabel
@@ -48,12 +52,14 @@ from loadtest.sse_client import ClientSettings, StreamingClient
 from loadtest.workload import DEFAULT_OUTPUT_TOKENS, load_workload
 from serving.core.client_key import client_key
 from serving.core.errors import ConfigError
+from serving.core.lane import ANY_LANE
 
 logger = logging.getLogger(__name__)
 
 LEAD_S = 1.0  # from the order to begin to the schedule's first instant, so that every worker is ready
 SHARE, SHARE_DONE = "tandem_share", "tandem_share_done"  # messages between master and workers
 PROMPTS_PER_WORKER = 1_000_000
+EXIT_USAGE = 2
 EXIT_FAILED = 3
 
 
@@ -106,10 +112,28 @@ class Traffic:
         self._server: Server | None = None
         self._stopped = Event()
         self._connections = Connections(self.connect)
+        self._progress = ProgressCounter(time.perf_counter)
+        self._count_ended = export(environment, self._progress.read)
+        self.num_dispatched = 0
+        self._num_ended = 0
         self.share: dict[str, Any] = {"index": 0, "of": 1, "begin_at": 0.0}
 
     def connect(self) -> StreamingClient:
         return StreamingClient(ClientSettings(self._environment.host, api_key=_api_key()))
+
+    @property
+    def place(self) -> Place:
+        """Lane and workload as far as they are known before an answer is there."""
+        options, server = self._environment.parsed_options, self._server
+        anywhere = ANY_LANE if server is None or server.dialect is Dialect.TANDEM else server.model
+        return options.lane or anywhere, options.workload
+
+    @property
+    def num_busy(self) -> int:
+        """Users of a closed loop, or requests in flight of an open one."""
+        if self._environment.parsed_options.load:
+            return self.num_dispatched - self._num_ended
+        return int(self._environment.runner.user_count)
 
     def begin(self) -> None:
         """Find the server, and start the schedule if there is one."""
@@ -119,12 +143,18 @@ class Traffic:
         self._numbers = itertools.count(worker * PROMPTS_PER_WORKER)
         self._stopped.clear()
         self._connections = Connections(self.connect)
-        if options.load:
+        self.num_dispatched = self._num_ended = 0
+        self._progress.is_run_active = True
+        if not options.load:
+            self._progress.began(self)
+        else:
             gevent.spawn(self._run_schedule).link_exception(lambda _: _fail(environment))
 
     def stop(self) -> None:
         self._stopped.set()
         self._connections.cancel(ClientReason.INTERRUPTED)
+        self._progress.ended()
+        self._progress.is_run_active = False
 
     def ask_next(self, client: StreamingClient) -> None:
         """One request of a closed loop."""
@@ -139,7 +169,9 @@ class Traffic:
         mine = arrivals[share["index"] :: share["of"]]
         # The master names the instant by the clock on the wall, which is all that processes have in common.
         lead_s = share["begin_at"] - time.time() if share["begin_at"] else LEAD_S
-        keep_schedule(mine, time.perf_counter() + lead_s, time.perf_counter, self._stopped, self._serve)
+        began_at_s = time.perf_counter() + lead_s
+        self._progress.began(self, [began_at_s + arrival.at_s for _, arrival in mine])
+        keep_schedule(mine, began_at_s, time.perf_counter, self._stopped, self._serve)
         self._connections.close()
         if not self._stopped.is_set():
             _say_done(self._environment, len(mine))
@@ -165,15 +197,24 @@ class Traffic:
             dialect=server.dialect,
         )
         label = RequestLabel(f"locust-{uuid.uuid4().hex}", options.lane, options.workload, "locust", number)
-        record = client.send(label, body, scheduled_at_s=due_at_s)
+        self.num_dispatched += 1
+        try:
+            record = client.send(label, body, scheduled_at_s=due_at_s)
+        finally:
+            self._num_ended += 1
         lane = record.served_by_lane or options.lane or server.model
+        self._count_ended(ended_request(record, record.served_by_lane or self.place[0]))
         report_to_locust(self._environment, f"{lane}/{options.workload}", record)
 
 
 @events.init.add_listener  # type: ignore[untyped-decorator]
 def _prepare(environment: Any, web_ui: Any, **_: Any) -> None:
     runner = environment.runner
-    environment.traffic = Traffic(environment)
+    try:
+        environment.traffic = Traffic(environment)
+    except ValueError as error:
+        logger.error("%s", error)
+        sys.exit(EXIT_USAGE)
     environment.shares_left = 0
     if web_ui is not None:
         add_charts(environment)

@@ -20,7 +20,8 @@ from typing import Self
 
 from loadtest import lab
 from loadtest.client_health import HealthMonitor
-from loadtest.exporter import LoadExporter
+from loadtest.exporter import LoadExporter, ended_request
+from loadtest.load_progress import ProgressCounter
 from loadtest.locust_stats import report_to_locust
 from loadtest.plan import Plan, StagePlan, time_left_s
 from loadtest.prompt_tokens import BYTE_ESTIMATE, TokenCounter
@@ -105,7 +106,8 @@ class Runner:
         self._began_at_s = offset_s
         id_prefix = run_id if part == 1 else f"{run_id}.{part}"
         self._sender = Sender(plan, id_prefix, run_id, self.clock, counter)
-        self._exporter = LoadExporter(self.clock)
+        self._progress = ProgressCounter(self.clock, is_run_active=True)
+        self._exporter = LoadExporter(self._progress.read)
         self._exporter.serve(say)
         self._directory = requests_path.parent
         self._requests = requests_path.open("a", encoding="utf-8")
@@ -124,6 +126,7 @@ class Runner:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._runner.quit()
+        self._progress.is_run_active = False
         self._exporter.close()
         self._requests.close()
 
@@ -179,13 +182,14 @@ class Runner:
         started_at_s = self.clock()
         monitor = HealthMonitor()
         monitor.start()
-        self._exporter.began(stage)
+        now_s = self.clock()
+        self._progress.began(stage, [now_s + arrival.at_s for arrival in stage.arrivals])
         self._runner.start(stage.num_users, spawn_rate=stage.num_users)
         self._watch(stage, started_at_s, place, left)
         finished_at_s = self.clock()
         health = monitor.stop()
         self._runner.stop()
-        self._exporter.ended()
+        self._progress.ended()
         self._stop.stage = None
         counted = self._environment.stats.get("E2E", plan.key)
         return StageRun(
@@ -233,7 +237,7 @@ class Runner:
     def _keep(self, record: RequestRecord) -> None:
         self._requests.write(to_row(record) + "\n")
         self._requests.flush()
-        self._exporter.record(record)
+        self._exporter.count(ended_request(record, record.label.lane))
         if not record.label.is_warmup:
             report_to_locust(self._environment, record.label.stage, record)
 

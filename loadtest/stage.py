@@ -13,6 +13,7 @@ from gevent.event import Event
 
 from loadtest.dispatch import Connections, keep_schedule
 from loadtest.load import Arrival, ClosedLoop
+from loadtest.load_progress import Place
 from loadtest.plan import Plan, StagePlan, arrivals_of
 from loadtest.prompt_tokens import BYTE_ESTIMATE, TokenCounter
 from loadtest.record import ClientReason, RequestLabel, RequestRecord
@@ -160,6 +161,15 @@ class Stage:
     def num_finished(self) -> int:
         return len(self.records)
 
+    @property
+    def place(self) -> Place:
+        return self.plan.lane, self.plan.workload
+
+    @property
+    def num_busy(self) -> int:
+        """Requests in flight; of a closed loop, its users."""
+        return len(self.in_flight)
+
     def run_user(self) -> None:
         """One Locust user's part in the stage, from its first request to its last."""
         raise NotImplementedError
@@ -230,6 +240,10 @@ class ClosedStage(Stage):
         self._think_time_s = plan.load.think_time_s
         self._places = itertools.count()
         self._num_left = 0
+
+    @property
+    def num_busy(self) -> int:
+        return self.num_users
 
     def run_user(self) -> None:
         """Send every `num_users`-th request, one after another, on a connection of its own."""

@@ -16,6 +16,7 @@ import httpx
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
+from dashboards.load_test import LOAD_TEST
 from dashboards.spec import filled
 from dashboards.tension import TENSION
 from tests.chaos.crowd import at_rest
@@ -75,7 +76,7 @@ def test_engines_are_on_the_workers_and_nowhere_else(stack: Stack) -> None:
     assert all(0 < len(lanes) <= ENGINES_PER_WORKER for lanes in placed)
 
 
-def test_a_run_from_locust_s_page_is_seen_by_prometheus_and_the_dashboard(stack: Stack) -> None:
+def test_a_run_from_locust_s_page_is_seen_by_prometheus_and_the_dashboards(stack: Stack) -> None:
     form = {"user_count": 4, "spawn_rate": 4, "host": "http://head:8000"}
     started = httpx.post(f"{stack.locust_url}/swarm", data=form, timeout=30).json()
     assert started["success"], started
@@ -91,7 +92,8 @@ def test_a_run_from_locust_s_page_is_seen_by_prometheus_and_the_dashboard(stack:
     assert sum(row["num_failures"] for row in whole) == 0
     prometheus = Prometheus(stack.prometheus_url)
     assert up_by_role(prometheus) == EVERY_TARGET
-    for panel in TENSION.panels:
+    assert [target["health"] for target in prometheus.targets("load")] == ["up"]
+    for panel in (*TENSION.panels, *LOAD_TEST.panels):
         for query in panel.queries:
             result = prometheus.series(filled(query.expr, {}), start_s, time.time())
             values = [float(value) for series in result for _, value in series["values"]]

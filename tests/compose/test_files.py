@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from loadtest.exporter import ADDRESS_VARIABLE, DEFAULT_PORT
 from tests.compose.stack import ROOT, clean_environment, why_no_compose
 from tests.observability.prometheus_process import SHIPPED
 
@@ -111,14 +112,16 @@ def test_grafana_beyond_the_loopback_needs_a_password(
     assert ("GRAFANA_ADMIN_PASSWORD" in done.stderr) != starts
 
 
-def test_prometheus_in_a_container_is_the_shipped_one_with_the_gateway_s_address_and_key() -> None:
+def test_prometheus_in_a_container_is_the_shipped_one_with_other_addresses_and_a_key() -> None:
     shipped = yaml.safe_load((SHIPPED / "prometheus.yml").read_text())
     here = yaml.safe_load((SHIPPED / "compose.yml").read_text())
-    (lab,) = here["scrape_configs"]
+    lab, load = here["scrape_configs"]
     (discovery,) = lab["http_sd_configs"]
     assert discovery.pop("url") == "http://head:8000/targets"
     key_file = discovery.pop("authorization")["credentials_file"]
     assert {"source": "api_key", "target": key_file} in SERVICES["prometheus"]["configs"]
-    shipped["scrape_configs"] = [one for one in shipped["scrape_configs"] if one["job_name"] == "tandem"]
-    del shipped["scrape_configs"][0]["http_sd_configs"][0]["url"]
+    assert load.pop("static_configs") == [{"targets": [f"locust:{DEFAULT_PORT}"]}]
+    assert SERVICES["locust"]["environment"][ADDRESS_VARIABLE] == "0.0.0.0"
+    shipped_lab, shipped_load = shipped["scrape_configs"]
+    del shipped_lab["http_sd_configs"][0]["url"], shipped_load["static_configs"]
     assert here == shipped

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from loadtest import locust_charts
+from loadtest.exporter import OFF, PORT_VARIABLE
 from loadtest.openai_server import Server, ServerError, find_server
 from loadtest.request_body import Dialect
 
@@ -29,11 +33,12 @@ SLOW = FakeLane("batched", ttft_s=0.06, gap_s=0.016)
 
 
 @contextmanager
-def started(directory: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def started(directory: Path, *arguments: str, metrics_port: int = OFF) -> Iterator[subprocess.Popen[str]]:
     """Locust in a process of its own, which does not outlive the block."""
     process = subprocess.Popen(
         [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=directory,
+        env={**os.environ, PORT_VARIABLE: str(metrics_port)},
     )  # fmt: skip
     with process:
         try:
@@ -103,31 +108,50 @@ def test_workers_share_one_schedule(tmp_path: Path) -> None:
     ):
         arguments = ("--lane", "quick", "--load", "constant:20/s,2s", "--output-tokens", "4", "--csv", "out")
         bind = ("--master-bind-port", port, "--master-bind-host", "127.0.0.1")
-        master = ("--master", *bind, "--expect-workers", "2")
-        code, out = locust(tmp_path, "--host", url, "--headless", *master, *arguments)
+        master = ("--host", url, "--headless", "--master", *bind, "--expect-workers", "2", *arguments)
+        metrics_port = free_port()
+        with started(tmp_path, *master, metrics_port=metrics_port) as process:
+            # The workers' last reports come in while Locust waits for them.
+            all_told = 'tandem_load_requests_total{lane="quick",outcome="completed",workload="copy"} 40.0'
+            exported = read_until(f"http://127.0.0.1:{metrics_port}/metrics", all_told)
+            out, _ = process.communicate(timeout=TIMEOUT_S)
         said = [process.communicate(timeout=TIMEOUT_S)[0] for process in (one, other)]
-    assert code == 0, out
+    assert process.returncode == 0, out
+    for name in ("due_requests_total", "sent_requests_total", "ttft_seconds_count"):
+        assert f'tandem_load_{name}{{lane="quick",workload="copy"}} 40.0' in exported, exported
+    assert 'tandem_load_output_tokens_total{lane="quick",workload="copy"} 160.0' in exported
     assert all("schedule done: 20 requests" in out for out in said), said
     assert lab.num_requests["quick"] == 40
     assert rows_of(tmp_path / "out_stats.csv")["quick/copy", "E2E"]["Request Count"] == "40"
 
 
 def test_the_page_has_charts_and_leads_to_them(tmp_path: Path) -> None:
-    port = free_port()
+    port, metrics_port = free_port(), free_port()
     with fake_lab({"quick": QUICK}) as (url, lab):
         enough = lab.after(20)
         arguments = ("--lane", "quick", "--output-tokens", "4", "--users", "2", "--autostart")
         web = ("--web-host", "127.0.0.1", "--web-port", str(port))
-        with started(tmp_path, "--host", url, *web, *arguments):
+        with started(tmp_path, "--host", url, *web, *arguments, metrics_port=metrics_port):
             assert enough.wait(TIMEOUT_S)
             page = f"http://127.0.0.1:{port}"
             assert 'href="./latency"' in read(f"{page}/")
-            deadline_s = time.monotonic() + 30
-            while 'points="' not in (charts := read(f"{page}/latency")):
-                assert time.monotonic() < deadline_s, charts
+            charts = read_until(f"{page}/latency", 'points="')
+            live = read_until(f"http://127.0.0.1:{metrics_port}/metrics", "tandem_load_run_active 1.0")
+    assert 'tandem_load_users{lane="quick",workload="copy"} 2.0' in live
     assert [re.sub(r"<.*?>", "", title) for title in re.findall(r"<h2>.*?</h2>", charts)] == [
         "TTFT, quick/copy", "TPOT, quick/copy", "E2E, quick/copy",
     ]  # fmt: skip
+
+
+def read_until(url: str, wanted: str) -> str:
+    """The page, as soon as it is there and holds what is wanted."""
+    deadline_s, page = time.monotonic() + TIMEOUT_S, ""
+    while wanted not in page:
+        assert time.monotonic() < deadline_s, page
+        time.sleep(0.1)
+        with contextlib.suppress(ConnectionError, urllib.error.URLError):
+            page = read(url)
+    return page
 
 
 def read(url: str) -> str:
