@@ -46,7 +46,7 @@ SCHEDULER = Dashboard(
                 ),
                 Panel(
                     "Wait by tenant, p95",
-                    "The same wait by tenant; under order `fair` it evens out by weight.",
+                    "The same wait by tenant; under order fair it evens out by weight.",
                     "s",
                     (
                         Query(
@@ -90,7 +90,7 @@ SCHEDULER = Dashboard(
                 ),
                 Panel(
                     "Refusals by lane",
-                    "Requests turned away by the lane they pinned; `any` pinned none.",
+                    "Requests turned away by the lane they pinned; any stands for those that pinned none.",
                     "reqps",
                     (
                         Query(

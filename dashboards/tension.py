@@ -97,7 +97,7 @@ TENSION = Dashboard(
                 ),
                 Panel(
                     "Waiting",
-                    "Requests in the scheduler's queue; those that leave the choice to it are `any`.",
+                    "Requests in the scheduler's queue; those that leave the choice to it count as any.",
                     "short",
                     (
                         Query(f"sum by (lane) (tandem_waiting_requests{LANE})", "{{lane}}"),

@@ -83,6 +83,7 @@ def test_every_panel_says_what_it_shows(dashboard: Dashboard) -> None:
     for panel in dashboard.panels:
         assert panel.description.endswith("."), panel.title
         assert panel.description.count(". ") == 0, f"{panel.title}: one sentence"
+        assert "`" not in panel.description, f"{panel.title}: Grafana shows a description as plain text"
         assert panel.unit, panel.title
         assert all(query.legend for query in panel.queries), panel.title
 
