@@ -1,8 +1,8 @@
 """Measures a running lab: `python -m loadtest.bench`.
 
 Ends with a table and the path of the report. Exit codes: 0 every planned request has a record and every stage
-a completed one, 1 not so, 2 wrong usage, 3 the lab cannot be reached, 130 stopped by hand (Ctrl-C); a run that
-was stopped goes on with `--resume`.
+a completed one, 1 not so, 2 wrong usage, 3 the lab cannot be reached, 5 as 0, but figures are INVALID, 130 stopped
+by hand (Ctrl-C); a run that was stopped goes on with `--resume`.
 """
 
 # The job brings Locust, which patches the interpreter: it must come before whatever imports ssl or socket.
@@ -20,7 +20,7 @@ from typing import Any
 
 import click
 
-from loadtest import experiment, lab, resume, rundir
+from loadtest import experiment, lab, report, resume, rundir
 from loadtest.job import DEFAULT_URL, Job
 from loadtest.load import ClosedLoop
 from loadtest.plan import arrivals_of, read_plan, write_plan
@@ -48,6 +48,9 @@ def _levels(context: click.Context, parameter: click.Parameter, value: str | Non
 @click.command(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Measure a running lab and write a report. Flags go before the keys of an experiment file.",
+    epilog="Exit codes: 0 all was measured, 1 a stage was cut or completed nothing, 2 wrong usage, 3 the lab cannot "
+    f"be reached, {report.EXIT_INVALID} all was measured, but figures are INVALID: they may not be used, "
+    "130 stopped by hand.",
 )
 @click.option("--base-url", help="Where the lab is.  [default: that of the plan, or the one that runs here]")
 @click.option(

@@ -71,11 +71,13 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
-        """130 and the like for a run stopped by hand; 1 when a stage is missing or empty; else 0."""
+        """130 and the like for a run stopped by hand; 1 when a stage is missing or empty; 5 when INVALID; else 0."""
         if self.signal is not None:
             return EXIT_SIGNAL + self.signal
         has_empty_stage = any(stage.requests == stage.failures for stage in self.summary.stages)
-        return int(has_empty_stage or self.status is not RunStatus.COMPLETE)
+        if has_empty_stage or self.status is not RunStatus.COMPLETE:
+            return 1
+        return 0 if self.summary.is_valid else report.EXIT_INVALID
 
 
 def make_directory(out: Path | None, runs_dir: Path, name: str, started_at: datetime) -> Path:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from loadtest.analysis import summarize_dir
-from loadtest.compare import compare, comparison_json, load_run
+from loadtest.compare import Change, compare, comparison_json, load_run
 from loadtest.compare_report import COMPARE_FILE, print_comparison, write_page
 from loadtest.figures import DrawnFigure, draw_all, save_png
 from loadtest.findings import findings, invalidity, warnings
@@ -24,6 +24,8 @@ from loadtest.step_pictures import NO_PICTURES, StepPictures, draw_steps
 from loadtest.summary import Summary, summary_json
 from loadtest.table import agreement_table, print_tables, tables, wide_console
 from serving.progress import progress
+
+EXIT_INVALID = 5  # all is written, but some of the figures may not be used
 
 
 def build(directory: Path) -> Summary:
@@ -98,6 +100,8 @@ def _answers(output_tokens: int | None) -> str:
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Build the report of a run again from its requests.jsonl and run.json. "
     "With two runs, A and B: the ratio B / A of each figure, with its interval.",
+    epilog="Exit codes: 0 done, 1 it cannot be written, 2 wrong usage or a damaged run, "
+    f"{EXIT_INVALID} figures are INVALID: they may not be used.",
 )
 @click.argument(
     "directories", type=click.Path(path_type=Path), metavar="RUN_DIR [RUN_DIR]", nargs=-1, required=True
@@ -119,12 +123,14 @@ def main(directories: tuple[Path, ...], as_json: bool, lanes: str | None, out: P
                     say(f"writing the report of {directory}")
                     summary = build(directory)
                 show(summary, directory, as_json)
+                is_valid = summary.is_valid
             case (a, b):
-                _compare(a, b, _lane_pair(lanes), out or b / COMPARE_FILE, as_json)
+                is_valid = _compare(a, b, _lane_pair(lanes), out or b / COMPARE_FILE, as_json)
             case _:
                 raise click.UsageError(f"{len(directories)} runs were given; a report takes 1 or 2")
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+    sys.exit(0 if is_valid else EXIT_INVALID)
 
 
 def _lane_pair(text: str | None) -> tuple[str, str] | None:
@@ -136,8 +142,8 @@ def _lane_pair(text: str | None) -> tuple[str, str] | None:
     raise ValueError(f"--lanes {text!r} must name 2 lanes: that of A, a comma, that of B")
 
 
-def _compare(a: Path, b: Path, lanes: tuple[str, str] | None, out: Path, as_json: bool) -> None:
-    """Print the comparison of two runs and write its page."""
+def _compare(a: Path, b: Path, lanes: tuple[str, str] | None, out: Path, as_json: bool) -> bool:
+    """Print the comparison of two runs and write its page; whether all of its stages may be used."""
     try:
         with progress() as say:
             say(f"comparing {a} and {b}")
@@ -150,6 +156,7 @@ def _compare(a: Path, b: Path, lanes: tuple[str, str] | None, out: Path, as_json
     else:
         print_comparison(comparison, wide_console())
     click.echo(f"comparison: {out}", err=as_json)
+    return all(ratio.change is not Change.INVALID for pair in comparison.pairs for ratio in pair.ratios)
 
 
 def show(summary: Summary, directory: Path, as_json: bool) -> None:

@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
+from loadtest import report
 from serving import cli, cluster, doctor, lab_state, model_store, supervisor
 from serving.core.errors import ConfigError, TandemError
 from serving.doctor import Check, Status
@@ -113,6 +114,10 @@ def test_exit_codes_of_errors(error: BaseException, code: int, monkeypatch: pyte
 @pytest.mark.parametrize("code", [code.value for code in cli.ExitCode])
 def test_help_promises_every_exit_code(code: int) -> None:
     assert f"\n    {code:<3}  " in run("--help").stdout
+
+
+def test_an_invalid_run_has_one_exit_code() -> None:
+    assert report.EXIT_INVALID == cli.ExitCode.INVALID
 
 
 @pytest.mark.parametrize("verb", ["up", "down", "status", "bench", "report", "prepare", "doctor", "demo"])
@@ -528,7 +533,7 @@ def demo(monkeypatch: pytest.MonkeyPatch) -> Callable[[Modules], list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "code"), [(0, 0), (1, 1), (KeyboardInterrupt(), 130), (TandemError("x"), 1)]
+    ("outcome", "code"), [(0, 0), (1, 1), (5, 0), (KeyboardInterrupt(), 130), (TandemError("x"), 1)]
 )
 def test_the_demo_always_ends_with_down(
     outcome: int | BaseException, code: int, demo: Callable[[Modules], list[str]]
