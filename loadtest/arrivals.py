@@ -158,7 +158,9 @@ def _open(process: Process, text: str) -> OpenLoop:
     rates = _rates_per_s(rates_text)
     segments = _segments(shape if is_shaped else "rate", rates, duration_s)
     burst = f", burstiness {burstiness:g}" if process == "gamma" else ""
-    name = f"{process} {shape + ' ' if shape else ''}{rates_text.removesuffix('/s')} req/s{burst}"
+    # A rate is the same load however long it is offered; how long a ramp or a step takes is part of the load.
+    length = f", {duration_s:g} s{' each' if shape == 'steps' else ''}" if is_shaped else ""
+    name = f"{process} {shape + ' ' if shape else ''}{rates_text.removesuffix('/s')} req/s{burst}{length}"
     load = OpenLoop(segments, process, burstiness, name)
     _in_range("duration in s", load.duration_s, 0, MAX_DURATION_S)
     _in_range("requests expected", load.requests, 0, MAX_REQUESTS)

@@ -128,7 +128,9 @@ class TraceReplay:
     @property
     def label(self) -> str:
         speed = f" x{self.speed:g}" if self.speed != 1 else ""
-        return f"trace {self.path.rsplit('/', 1)[-1]}{speed}"
+        # Less of a trace is other requests, not the same for a shorter time.
+        length = "" if self.max_duration_s is None else f", {self.max_duration_s:g} s"
+        return f"trace {self.path.rsplit('/', 1)[-1]}{speed}{length}"
 
 
 Load = ClosedLoop | OpenLoop | TraceReplay

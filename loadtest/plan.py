@@ -151,9 +151,11 @@ class Plan:
                 raise ValueError(f"{name}={getattr(self, name)} must be above 0, at most {MAX_TIMEOUT_S:g}")
         if self.slo is not None:
             parse_slo(self.slo)
-        keys = [stage.key for stage in self.stages]
-        if doubled := sorted({key for key in keys if keys.count(key) > 1}):
-            raise ValueError(f"stage {doubled[0]} is planned twice")
+        by_key: dict[str, StagePlan] = {}
+        for stage in self.stages:
+            if other := by_key.get(stage.key):
+                raise ValueError(f"stage {stage.key} is planned twice{_namesakes(other.load, stage.load)}")
+            by_key[stage.key] = stage
 
     @property
     def lanes(self) -> tuple[str, ...]:
@@ -173,6 +175,18 @@ class Plan:
     def max_s(self) -> float:
         """The longest that the stages may take: the sum of their time boxes."""
         return sum(stage.max_stage_s for stage in self.stages)
+
+
+def _namesakes(one: Load, other: Load) -> str:
+    """How two loads of one name differ, where they do."""
+    match one, other:
+        case OpenLoop(), OpenLoop() if one.duration_s != other.duration_s:
+            difference = f"for {one.duration_s:g} s and for {other.duration_s:g} s"
+        case TraceReplay(), TraceReplay() if one.path != other.path:
+            difference = f"from {one.path} and from {other.path}"
+        case _:
+            return ""
+    return f", {difference}: a load's name does not tell them apart; measure them in two runs"
 
 
 def schedule_seed(stage: StagePlan, seed: int) -> str:

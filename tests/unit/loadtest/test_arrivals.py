@@ -159,10 +159,19 @@ def test_loads_that_differ_have_labels_that_differ() -> None:
         "poisson:steps=1-3/s",
         "poisson:ramp=1-3/s",
         "poisson:spike=1-3/s",
+        "poisson:steps=1-3/s,30s",
+        "poisson:ramp=1-3/s,30s",
+        "poisson:spike=1-3/s,30s",
         "trace:a.csv",
         "trace:a.csv,speed=2",
+        "trace:a.csv,speed=2,30s",
     ]
     assert len({parse_load(text).label for text in texts}) == len(texts)
+
+
+@pytest.mark.parametrize("rate", ["poisson:2/s", "gamma:2/s,burstiness=0.5"])
+def test_a_rate_has_one_label_however_long_it_is_offered(rate: str) -> None:
+    assert parse_load(rate).label == parse_load(f"{rate},5min").label
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from loadtest.load import ClosedLoop, Load, constant_rate
+from loadtest.arrivals import parse_load
+from loadtest.load import ClosedLoop, Load, TraceReplay, constant_rate
 from loadtest.plan import (
     DEFAULT_MAX_STAGE_S,
     DRAIN_S,
@@ -148,6 +149,24 @@ def test_impossible_plans_are_refused() -> None:
         Plan("http://h:1", "m", (stage,), output_tokens=1)
     with pytest.raises(ValueError, match=r"idle_timeout_s=nan must be above 0"):
         Plan("http://h:1", "m", (stage,), idle_timeout_s=math.nan)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "message"),
+    [
+        ("poisson:2/s,60s", "poisson:2/s,30s", "poisson 2 req/s is planned twice, for 60 s and for 30 s: "),
+        ("poisson:2/s,60s", "poisson:2/s", "poisson 2 req/s is planned twice$"),
+    ],
+)
+def test_two_loads_of_one_name_are_refused_with_what_differs(one: str, other: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Plan("http://h:1", "m", stages_of(parse_load(one), parse_load(other)))
+
+
+def test_two_traces_of_one_name_are_refused_with_their_paths() -> None:
+    stages = [StagePlan("batched", "copy", TraceReplay(f"{folder}/x.csv"), 4) for folder in "ab"]
+    with pytest.raises(ValueError, match=r"trace x\.csv is planned twice, from a/x\.csv and from b/x\.csv: "):
+        Plan("http://h:1", "m", tuple(stages))
 
 
 def test_a_plan_survives_its_file(tmp_path: Path) -> None:
