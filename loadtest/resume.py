@@ -11,7 +11,7 @@ from typing import Any
 
 from loadtest.plan import Plan, read_plan
 from loadtest.record import ClientReason, read_rows
-from loadtest.rundir import PLAN_FILE, REQUESTS_FILE, RunFile, read_run, replace_file
+from loadtest.rundir import PLAN_FILE, REQUESTS_FILE, RunFile, StageRun, read_run, replace_file
 
 # Where the lab listens is no part of what was measured.
 PLACES = ("config.gateway.host", "config.gateway.port")
@@ -46,11 +46,21 @@ def read_past(directory: Path, description: Mapping[str, Any], now: datetime | N
     """
     run = read_run(directory)
     plan = read_plan(directory / PLAN_FILE)
-    kept = tuple(stage for stage in run.stages if stage.stop_reason != ClientReason.INTERRUPTED)
-    if {stage.key for stage in plan.stages} <= {stage.plan.key for stage in kept}:
+    if {stage.key for stage in plan.stages} <= {stage.plan.key for stage in _kept(run)}:
         raise ValueError(
             f"{directory}: all {len(plan.stages)} stages have run; there is nothing to go on with"
         )
+    return past_of(directory, plan, run, description, now)
+
+
+def past_of(
+    directory: Path, plan: Plan, run: RunFile, description: Mapping[str, Any], now: datetime | None = None
+) -> Past:
+    """What is kept of a run that goes on, whether or not its plan says what is left.
+
+    Raises:
+        ValueError: the lab is another.
+    """
     then = {"config": run.run.config, "model": run.run.model, "engines": _engines(run.run.replicas)}
     today = {
         "config": description["config"],
@@ -63,7 +73,11 @@ def read_past(directory: Path, description: Mapping[str, Any], now: datetime | N
     since_start_s = ((now or datetime.now(UTC)) - started_at).total_seconds()
     # The computer's clock may have been set back meanwhile: the run's own never goes back.
     offset_s = max([since_start_s, *(stage.finished_at_s for stage in run.stages)])
-    return Past(plan, RunFile(run.run, kept), offset_s, run.run.parts + 1)
+    return Past(plan, RunFile(run.run, _kept(run)), offset_s, run.run.parts + 1)
+
+
+def _kept(run: RunFile) -> tuple[StageRun, ...]:
+    return tuple(stage for stage in run.stages if stage.stop_reason != ClientReason.INTERRUPTED)
 
 
 def differences(then: Mapping[str, Any], today: Mapping[str, Any]) -> list[str]:
