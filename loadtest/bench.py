@@ -48,9 +48,9 @@ def _levels(context: click.Context, parameter: click.Parameter, value: str | Non
 @click.command(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Measure a running lab and write a report. Flags go before the keys of an experiment file.",
-    epilog="Exit codes: 0 all was measured, 1 a stage was cut or completed nothing, 2 wrong usage, 3 the lab cannot "
-    f"be reached, {report.EXIT_INVALID} all was measured, but figures are INVALID: they may not be used, "
-    "130 stopped by hand.",
+    epilog="Exit codes: 0 all was measured, 1 a stage was cut or completed nothing, 2 wrong usage, "
+    f"3 the lab cannot be reached, {report.EXIT_INVALID} all was measured, but figures are INVALID: they may not "
+    "be used, 130 stopped by hand.",
 )
 @click.option("--base-url", help="Where the lab is.  [default: that of the plan, or the one that runs here]")
 @click.option(

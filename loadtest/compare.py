@@ -21,6 +21,8 @@ from serving.core.latency import e2e_latency_s, tpot_s, ttft_s
 # Answers and prompts of two runs are drawn anew; a larger difference in their mean length is other work.
 SIZE_TOLERANCE = 0.05
 
+MAX_STAGES_NAMED = 12  # of a run, in an error
+
 
 class Change(StrEnum):
     """What a ratio says of B."""
@@ -162,7 +164,7 @@ def compare(a: LoadedRun, b: LoadedRun, lanes: tuple[str, str] | None = None) ->
             the only lane of each.
 
     Raises:
-        ValueError: a lane is not in its run, or the runs share none.
+        ValueError: a lane is not in its run, or the runs share no lane or no stage.
     """
     pairs = pair_lanes(a.summary, b.summary, lanes)
     stages_a, stages_b = (
@@ -179,17 +181,30 @@ def compare(a: LoadedRun, b: LoadedRun, lanes: tuple[str, str] | None = None) ->
     wanted_a, wanted_b = {lane for lane, _ in pairs}, {lane for _, lane in pairs}
     if lanes is None:  # without a choice every lane was meant
         wanted_a, wanted_b = ({lane.lane for lane in run.summary.lanes} for run in (a, b))
+    capacities = tuple(_capacity_pairs(a.summary, b.summary, pairs))
+    if not matched and not capacities:
+        each = (
+            f"{name} ({run.summary.run.id}) has {_stages_of(run.summary)}"
+            for name, run in (("A", a), ("B", b))
+        )
+        raise ValueError(f"the runs have no stage in common to compare: {'; '.join(each)}")
     differences = tuple(_differences(a.summary, b.summary, pairs))
     return Comparison(
         run_a=a.summary.run.id,
         run_b=b.summary.run.id,
-        capacities=tuple(_capacity_pairs(a.summary, b.summary, pairs)),
+        capacities=capacities,
         stages=tuple(_stage_pair(ours, theirs, a, b) for ours, theirs in matched),
         only_in_a=tuple(s.key for s in stages_a.values() if s.lane in wanted_a and s.key not in keys_a),
         only_in_b=tuple(s.key for s in stages_b.values() if s.lane in wanted_b and s.key not in keys_b),
         differences=differences,
         warnings=tuple(_warnings(a, b, matched, differences)),
     )
+
+
+def _stages_of(summary: Summary) -> str:
+    keys = [stage.key for stage in summary.stages]
+    more = f" and {len(keys) - MAX_STAGES_NAMED} more" if len(keys) > MAX_STAGES_NAMED else ""
+    return (", ".join(keys[:MAX_STAGES_NAMED]) or "none") + more
 
 
 def pair_lanes(a: Summary, b: Summary, lanes: tuple[str, str] | None) -> tuple[tuple[str, str], ...]:

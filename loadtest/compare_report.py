@@ -22,9 +22,6 @@ CHANCE = 0.05
 
 def sentences(comparison: Comparison) -> Iterator[str]:
     """How much was settled and how much of that chance alone would give, then each stage's verdict."""
-    if not comparison.pairs:
-        yield "The runs have no stage in common, so there is nothing to compare."
-        return
     changes = Counter(ratio.change for pair in comparison.pairs for ratio in pair.ratios)
     judged = sum(changes[each] for each in (Change.BETTER, Change.WORSE, Change.SAME))
     text = f"Of {count(changes.total(), 'ratio')}, {judged} have an interval"
@@ -110,8 +107,7 @@ def write_page(comparison: Comparison, path: Path) -> None:
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """The comparison for a terminal, with the verdicts last, where the reader's eye is."""
     console.print(Text(f"A: {comparison.run_a}\nB: {comparison.run_b}"))
-    if comparison.pairs:
-        print_table(ratio_table(comparison), console)
+    print_table(ratio_table(comparison), console)
     for name, keys in (("A", comparison.only_in_a), ("B", comparison.only_in_b)):
         for key in keys:
             console.print(Text(f"only in {name}: {key}"))

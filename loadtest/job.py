@@ -71,7 +71,7 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
-        """130 and the like for a run stopped by hand; 1 when a stage is missing or empty; 5 when INVALID; else 0."""
+        """130 and the like for a run stopped by hand; 1 when a stage is missing or empty; 5: INVALID; else 0."""
         if self.signal is not None:
             return EXIT_SIGNAL + self.signal
         has_empty_stage = any(stage.requests == stage.failures for stage in self.summary.stages)

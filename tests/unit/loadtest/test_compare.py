@@ -176,6 +176,24 @@ def test_missing_stages_are_listed_on_both_sides() -> None:
     assert found.only_in_b == ("batched/copy/poisson 2 req/s",)
 
 
+def test_runs_without_a_stage_in_common_are_refused_with_what_each_has() -> None:
+    a = loaded([stage("batched"), stage("sequential")])
+    b = loaded([stage("batched", ClosedLoop(8))], run_id="b", seed=2)
+    has = r"A \(a\) has batched/copy/4 users, sequential/copy/4 users; B \(b\) has batched/copy/8 users$"
+    with pytest.raises(ValueError, match=has):
+        compare(a, b)
+    # As long as a lane's capacity is known in both, there is something to compare.
+    swept = LoadedRun(sweep(), {})
+    other = replace(swept, summary=replace(swept.summary, stages=()))
+    assert compare(swept, other).stages == ()
+
+
+def test_an_error_names_the_first_stages_of_many() -> None:
+    a = loaded([stage("batched", ClosedLoop(users)) for users in range(1, 21)])
+    with pytest.raises(ValueError, match=r"12 users and 8 more; B \(b\) has none$"):
+        compare(a, LoadedRun(replace(a.summary, run=replace(a.summary.run, id="b"), stages=()), {}))
+
+
 def test_runs_of_one_lane_each_are_compared_whatever_its_name() -> None:
     (pair,) = compare(loaded([stage("batched")]), loaded([stage("speculative")], run_id="b", seed=2)).stages
     assert (pair.lane_a, pair.lane_b, pair.lanes) == ("batched", "speculative", "speculative / batched")
@@ -258,11 +276,11 @@ def test_a_page_of_two_sweeps(tmp_path: Path) -> None:
 
 @pytest.fixture
 def two_runs(tmp_path: Path) -> tuple[Path, Path]:
-    """B's tokens come twice as fast; the first token as in A."""
-    for name, gap_s in (("a", 0.02), ("b", 0.01)):
+    """B's tokens come twice as fast; the first token as in A. Beside them lies C, of another stage."""
+    for name, users, gap_s in (("a", 4, 0.02), ("b", 4, 0.01), ("c", 8, 0.02)):
         (tmp_path / name).mkdir()
         records = [
-            record("batched", 4, number, ttft_s=0.1 + number / 1000, gap_s=gap_s, scheduled_at_s=number)
+            record("batched", users, number, ttft_s=0.1 + number / 1000, gap_s=gap_s, scheduled_at_s=number)
             for number in range(40)
         ]
         run = run_file([stage_run(records)])
@@ -299,6 +317,7 @@ def test_the_command_writes_json_and_the_page_where_it_is_told(two_runs: tuple[P
         (["a", "b", "--lanes", "batched,diffusion"], "run b has no lane 'diffusion'"),
         (["a", "--lanes", "batched,batched"], "--lanes and --out are for two runs; one was given"),
         (["a", "b", "a"], "3 runs were given; a report takes 1 or 2"),
+        (["a", "c"], "A (a) has batched/copy/4 users; B (c) has batched/copy/8 users"),
         (["a", "nothing"], "requests.jsonl: is missing; is this the directory of a run?"),
         (["a", "b", "--out", "no/such/place.html"], "no/such/place.html: cannot be written"),
     ],
