@@ -28,6 +28,7 @@ from loadtest.prompt_tokens import token_counter, tokenizer_of
 from loadtest.rundir import RunFile, RunInfo, RunStatus, StageRun
 from loadtest.summary import Summary
 from serving import machine, run_directory
+from serving.core.client_key import KEY_HINT
 from serving.core.errors import ConfigError
 from serving.core.lane import Strategy
 from serving.progress import progress
@@ -141,7 +142,8 @@ def usage_errors() -> Iterator[None]:
     try:
         yield
     except lab.LabError as error:
-        _leave(f"{error}\nIs the lab up? `tandem up` starts it.")
+        is_locked = KEY_HINT in str(error)
+        _leave(str(error) if is_locked else f"{error}\nIs the lab up? `tandem up` starts it.")
     except (ValueError, ConfigError) as error:
         raise click.UsageError(str(error)) from None
     except OSError as error:

@@ -124,10 +124,10 @@ def tandem() -> None:
     \b
     Exit codes:
       0    done; for `status`: ready
-      1    failed; for `status`: starting, stopping, degraded or not answering;
+      1    failed; for `status`: starting, stopping or degraded;
            for `doctor`: something is missing
       2    wrong usage or wrong config
-      3    no lab is running, or it cannot be reached
+      3    no lab is running, it cannot be reached, or it refuses the API key (TANDEM_API_KEY)
       4    a lab is already running
       5    `bench` and `report`: all is written, but figures are INVALID: they may not be used
       130  interrupted before the work was done
@@ -371,7 +371,7 @@ def status(as_json: bool) -> None:
         click.echo(json.dumps(found, indent=2))
     else:
         _show_status(found)
-    if found["state"] in ("not_running", "died"):
+    if found["state"] in ("not_running", "died", "unreachable"):
         _exit(ExitCode.NOT_RUNNING)
     if found["state"] != "ready":
         _exit(ExitCode.FAILED)
@@ -481,7 +481,7 @@ def watch_verb(base_url: str | None, once: bool, as_json: bool) -> None:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def bench(arguments: tuple[str, ...]) -> None:
     """Measure the running lab: throughput and latency by lane, workload and load."""
-    _exit(run_module("loadtest.bench", _with_url(arguments)))
+    _exit(_run_client("loadtest.bench", arguments))
 
 
 @tandem.command(
@@ -490,14 +490,19 @@ def bench(arguments: tuple[str, ...]) -> None:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def sweep(arguments: tuple[str, ...]) -> None:
     """Find the highest rate at which each lane keeps an objective: which lane serves most."""
-    _exit(run_module("loadtest.sweep", _with_url(arguments)))
+    _exit(_run_client("loadtest.sweep", arguments))
 
 
-def _with_url(arguments: tuple[str, ...]) -> tuple[str, ...]:
-    """The arguments, with the running lab's address where they name none."""
-    if {"-h", "--help", "--base-url"} & {argument.partition("=")[0] for argument in arguments}:
-        return arguments
-    return ("--base-url", _running_url(), *arguments)
+def _run_client(module: str, arguments: tuple[str, ...]) -> int:
+    """Run a client of the lab, of the running one where the arguments name none; its exit code."""
+    options = {argument.partition("=")[0] for argument in arguments}
+    if {"-h", "--help"} & options:
+        return run_module(module, arguments)
+    if "--base-url" not in options:
+        arguments = ("--base-url", _running_url(), *arguments)
+    # Its imports take seconds on a busy machine; nothing else is said before they are done.
+    _say_err("starting the load client")
+    return run_module(module, arguments)
 
 
 def _running_url() -> str:
@@ -582,7 +587,7 @@ def trace(seconds: float, out: Path | None, base_url: str | None, token_ids: boo
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def lesson(arguments: tuple[str, ...]) -> None:
     """Draw four pictures of serial decoding from the running lab: `tandem lesson --out lesson.html`."""
-    _exit(run_module("loadtest.lesson", _with_url(arguments)))
+    _exit(_run_client("loadtest.lesson", arguments))
 
 
 @tandem.group()

@@ -19,6 +19,7 @@ from serving.core.errors import TandemError
 from serving.core.sampling import is_sampled
 from serving.core.step_event import GatewaySpans, StepEvent, TracedReplica, TraceHeader
 from serving.core.trace_file import Trace
+from serving.lab_state import NotRunningError
 
 MAX_EVENTS = 1_000_000  # of all replicas together
 ANSWER_TIMEOUT_S = 10.0
@@ -59,7 +60,8 @@ async def record(
         share: of the requests, above 0 and at most 1; gateways and engines choose the same ones.
 
     Raises:
-        RecordingError: the lab does not answer, or a replica refuses; nothing goes on recording then.
+        NotRunningError: the lab does not answer, or refuses the API key.
+        RecordingError: a replica refuses; nothing goes on recording then.
     """
     timeout = aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_S)
     async with aiohttp.ClientSession(timeout=timeout, read_bufsize=MAX_LINE_BYTES) as session:
@@ -122,7 +124,7 @@ async def _ask_gateway(session: aiohttp.ClientSession, url: str) -> Any:
             return await response.json()
     except (aiohttp.ClientError, TimeoutError) as error:
         is_locked = isinstance(error, aiohttp.ClientResponseError) and error.status == HTTPStatus.UNAUTHORIZED
-        raise RecordingError(f"GET {url}: {KEY_HINT if is_locked else _said(error)}") from None
+        raise NotRunningError(f"GET {url}: {KEY_HINT if is_locked else _said(error)}") from None
 
 
 async def _start(session: aiohttp.ClientSession, replica: dict[str, Any], asked: str) -> int:

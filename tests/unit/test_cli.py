@@ -8,7 +8,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
@@ -330,6 +334,55 @@ def test_bench_without_a_lab_is_3() -> None:
     assert run("bench", "--lanes", "batched").exit_code == 3
 
 
+@pytest.fixture
+def locked_url() -> Iterator[str]:
+    """A gateway that answers 401 to whoever shows no key, as all do here."""
+
+    class Locked(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(HTTPStatus.UNAUTHORIZED)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Locked) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("status",),
+        ("watch", "--once"),
+        ("trace", "--seconds", "1"),
+        ("bench",),
+        ("sweep", "--slo", "ttft_p95<2s"),
+        ("lesson",),
+    ],
+    ids=lambda verb: verb[0],
+)
+def test_a_verb_that_has_no_key_says_so_and_is_3(
+    verb: tuple[str, ...],
+    locked_url: str,
+    checkout: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("TANDEM_API_KEY", raising=False)
+    lab_state.write(lab_state.state_dir(), replace(write_state(), url=locked_url))
+    result = run(*verb)
+    said = " ".join((result.output + "".join(capfd.readouterr())).split())
+    assert result.exit_code == cli.ExitCode.NOT_RUNNING, said
+    assert said.endswith("it asks for an API key (TANDEM_API_KEY)")
+    assert not (checkout / "runs").exists()
+
+
 class Modules:
     """Stands for `run_module`: notes what was run, prints, returns or raises."""
 
@@ -359,6 +412,25 @@ def test_bench_measures_the_running_lab_and_passes_the_rest_through(monkeypatch:
         ("loadtest.bench", ("--base-url=http://elsewhere", "--seed", "1")),
         ("loadtest.report", ("runs/x",)),
     ]
+
+
+@pytest.mark.parametrize("verb", ["bench", "sweep", "lesson"])
+def test_a_client_is_announced_before_its_imports(verb: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """The child, which says nothing for seconds, finds the word already said."""
+    done = subprocess.run(
+        [sys.executable, "-c", ANNOUNCED, verb, "--base-url", "http://127.0.0.1:1"], check=False, cwd=CHECKOUT
+    )
+    assert done.returncode == 0
+    assert capfd.readouterr().err == "starting the load client\nthe child runs\n"
+
+
+# `tandem VERB` with a child that only says that it runs.
+ANNOUNCED = """
+import os, sys
+from serving import cli
+cli.run_module = lambda module, arguments: os.write(2, b"the child runs\\n") * 0
+cli.main()
+"""
 
 
 def test_help_of_bench_needs_no_lab(monkeypatch: pytest.MonkeyPatch) -> None:

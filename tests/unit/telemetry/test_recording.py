@@ -18,6 +18,7 @@ from starlette.routing import Route
 from serving.core.sampling import is_sampled
 from serving.core.step_event import Phase, RequestSpan, StepEvent, TracedReplica
 from serving.http_server import serve_app
+from serving.lab_state import NotRunningError
 from serving.telemetry.recording import Recording, RecordingError, record
 from serving.telemetry.span_log import SpanLog
 
@@ -192,5 +193,5 @@ async def test_a_share_is_of_the_same_requests_at_gateways_and_engines() -> None
 
 
 async def test_no_lab_is_an_error_with_its_address() -> None:
-    with pytest.raises(RecordingError, match=r"GET http://127\.0\.0\.1:9/lab: "):
+    with pytest.raises(NotRunningError, match=r"GET http://127\.0\.0\.1:9/lab: "):
         await record("http://127.0.0.1:9", 1, with_token_ids=False, say=print)
