@@ -1,12 +1,14 @@
-"""How figures look: themes, and series told apart by shape and dash before colour."""
+"""How figures look: themes, and series told apart by shape and dash before colour. Colour is the lane's."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
+
+from serving.core.lane_colours import LANE_COLOURS, lane_colours
 
 VEGA_LITE_VERSION = ".".join(alt.SCHEMA_VERSION.split(".")[:2])
 PANEL_WIDTH_PX = 330
@@ -14,10 +16,11 @@ PANEL_HEIGHT_PX = 240
 BAR_WIDTH_PX = 560
 BAR_STEP_PX = 34
 
-# Told apart on white and on near-black, and by people who see no red or green.
-COLOURS = ("#2a86c8", "#d9601a", "#0d9970", "#b0589a", "#8a7a1f", "#5a6b7b")
-SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
-DASHES = ((1, 0), (7, 3), (2, 2), (9, 3, 2, 3), (4, 4), (12, 4))
+GREY = "#8a98a6"  # of what is no lane; seen on white and on near-black
+BAD = "#bf0033"  # of what failed or was thrown away
+# Beside each colour of a lane.
+SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-right", "triangle-left")
+DASHES = ((1, 0), (7, 3), (2, 2), (9, 3, 2, 3), (4, 4), (12, 4), (3, 6))
 
 Row = dict[str, Any]
 Chart = Any  # mypy skips altair: charts are untyped here
@@ -36,6 +39,7 @@ def theme(text: str, muted: str, grid: str, background: str | None) -> dict[str,
         "axis": {"labelColor": muted, "titleColor": text, "titlePadding": 8, **lines, **plain},
         "legend": {"labelColor": text, "titleColor": muted, "orient": "top", **symbols, **plain},
         "header": {"labelColor": text, "labelFontSize": 13, "labelFontWeight": "bold", "title": None},
+        "title": {"color": text},
         "text": {"color": text, "fontSize": 12},
         "rule": {"color": muted},
     }
@@ -49,21 +53,46 @@ THEMES = {
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """How one line and its points are drawn."""
+
+    colour: str
+    shape: str
+    dash: tuple[int, ...]
+
+
+def lane_looks(config: Mapping[str, Any], lanes: Iterable[str]) -> dict[str, Look]:
+    """The look of each lane: one in all pictures of a lab.
+
+    Args:
+        config: the lab's, for the order of lanes that have no look of their own; empty where it is not known.
+        lanes: what else there is.
+    """
+    configured = [lane["name"] for lane in config.get("lanes", ())]
+    places = {
+        lane: LANE_COLOURS.index(colour) for lane, colour in lane_colours([*configured, *lanes]).items()
+    }
+    return {lane: Look(LANE_COLOURS[place], SHAPES[place], DASHES[place]) for lane, place in places.items()}
+
+
+@dataclass(frozen=True, slots=True)
 class Series:
-    """The lines of a figure: the field that tells them apart, their names in order, the legend's title."""
+    """The lines of a figure: the field that tells them apart, each name's look in order, the legend's title."""
 
     field: str
-    names: tuple[str, ...]
+    looks: Mapping[str, Look]
     title: str
 
     def lines(self, base: Chart, **encodings: Any) -> Chart:
         """A line for each name."""
-        dash = alt.StrokeDash(f"{self.field}:N", title=self.title, scale=self._scale(DASHES))
+        dashes = [look.dash for look in self.looks.values()]
+        dash = alt.StrokeDash(f"{self.field}:N", title=self.title, scale=self._scale(dashes))
         return base.mark_line(strokeWidth=2).encode(color=self._colour(), strokeDash=dash, **encodings)
 
     def points(self, base: Chart) -> Chart:
         """A mark for each value."""
-        shape = alt.Shape(f"{self.field}:N", title=self.title, scale=self._scale(SHAPES))
+        shapes = [look.shape for look in self.looks.values()]
+        shape = alt.Shape(f"{self.field}:N", title=self.title, scale=self._scale(shapes))
         return base.mark_point(filled=True, size=75, opacity=1).encode(color=self._colour(), shape=shape)
 
     def rules(self, base: Chart, **encodings: Any) -> Chart:
@@ -71,12 +100,33 @@ class Series:
         return base.mark_rule(strokeWidth=1.2).encode(color=self._colour(), **encodings)
 
     def _colour(self) -> Any:
-        return alt.Color(f"{self.field}:N", title=self.title, scale=self._scale(COLOURS))
+        colours = [look.colour for look in self.looks.values()]
+        return alt.Color(f"{self.field}:N", title=self.title, scale=self._scale(colours))
 
     def _scale(self, values: Sequence[Any]) -> Any:
-        return alt.Scale(
-            domain=list(self.names), range=[values[index % len(values)] for index in range(len(self.names))]
-        )
+        return alt.Scale(domain=list(self.looks), range=list(values))
+
+
+def lines_of_lanes(field: str, title: str, lane_of: Mapping[str, str], looks: Mapping[str, Look]) -> Series:
+    """A series with several lines for a lane: of its colour, told apart by shape and dash.
+
+    Args:
+        lane_of: the lane of each line, in the order of the legend.
+    """
+    return Series(
+        field,
+        {
+            name: Look(looks[lane].colour, SHAPES[place % len(SHAPES)], DASHES[place % len(DASHES)])
+            for place, (name, lane) in enumerate(lane_of.items())
+        },
+        title,
+    )
+
+
+def lane_colour(field: str, looks: Mapping[str, Look]) -> Any:
+    """Colour by lane where the lane's name stands beside it, so that no legend is needed."""
+    colours = [look.colour for look in looks.values()]
+    return alt.Color(f"{field}:N", legend=None, scale=alt.Scale(domain=list(looks), range=colours))
 
 
 def table(rows: Sequence[Row]) -> Chart:

@@ -16,6 +16,7 @@ from loadtest.chart_style import (
     Series,
     concurrency_axis,
     from_zero,
+    lane_looks,
     log_axis,
     panels,
     tip,
@@ -57,7 +58,9 @@ def time_per_request(summary: Summary) -> Chart | None:
 
 
 def lane_series(summary: Summary) -> Series:
-    return Series("lane", tuple(lane.lane for lane in summary.lanes), "lane")
+    lanes = [lane.lane for lane in summary.lanes]
+    looks = lane_looks(summary.run.config, lanes)
+    return Series("lane", {lane: looks[lane] for lane in lanes}, "lane")
 
 
 def _rows(summary: Summary) -> list[Row]:

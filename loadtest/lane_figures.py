@@ -5,17 +5,20 @@ from __future__ import annotations
 import altair as alt
 
 from loadtest.chart_style import (
-    COLOURS,
+    BAD,
+    GREY,
     Chart,
     Row,
-    Series,
     bar_chart,
     concurrency_axis,
     from_zero,
+    lane_colour,
+    lines_of_lanes,
     panels,
     table,
     tip,
 )
+from loadtest.closed_loop_figures import lane_series
 from loadtest.summary import Summary
 
 
@@ -31,6 +34,7 @@ def acceptance(summary: Summary) -> Chart | None:
     rows = [
         {
             "measure": measure,
+            "lane": stage.lane,
             "series": stage.workload if is_single else f"{stage.lane}, {stage.workload}",
             "concurrency": users,
             "value": value,
@@ -43,7 +47,8 @@ def acceptance(summary: Summary) -> Chart | None:
         if (value := getattr(stage, field)) is not None
     ]
     title = "workload" if is_single else "lane, workload"
-    series = Series("series", tuple(dict.fromkeys(row["series"] for row in rows)), title)
+    lane_of = {row["series"]: row["lane"] for row in rows}
+    series = lines_of_lanes("series", title, lane_of, lane_series(summary).looks)
     x = concurrency_axis([row["concurrency"] for row in rows])
     tips = [tip("series:N", title), tip("concurrency:Q", "concurrency"), tip("value:Q", "value", ".2f")]
     base = alt.Chart().encode(x=x, y=from_zero("value", None), tooltip=tips)
@@ -62,8 +67,9 @@ def memory(summary: Summary) -> Chart | None:
     base = table(rows).encode(
         x=alt.X("gib:Q", title="memory (GiB)", scale=scale), y=alt.Y("lane:N", title=None, sort=None)
     )
-    bars = base.mark_bar(height=18, color=COLOURS[0]).encode(
-        tooltip=[tip("lane:N", "lane"), tip("label:N", "memory")]
+    bars = base.mark_bar(height=18).encode(
+        color=lane_colour("lane", lane_series(summary).looks),
+        tooltip=[tip("lane:N", "lane"), tip("label:N", "memory")],
     )
     return bar_chart([bars, base.mark_text(align="left", dx=5).encode(text="label:N")], len(rows))
 
@@ -81,7 +87,7 @@ def failures(summary: Summary) -> Chart | None:
         return None
     domain = [0, max(row["total"] for row in rows) * 1.35 or 1]
     base = table(rows).encode(y=alt.Y("lane:N", title=None, sort=None))
-    colours = alt.Scale(domain=["completed", "failed"], range=[COLOURS[0], COLOURS[1]])
+    colours = alt.Scale(domain=["completed", "failed"], range=[GREY, BAD])
     bars = base.mark_bar(height=18).encode(
         x=alt.X("requests:Q", title="requests", stack="zero", scale=alt.Scale(domain=domain, nice=False)),
         color=alt.Color("outcome:N", title=None, scale=colours),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import altair as alt
 
-from loadtest.chart_style import COLOURS, Chart, Row, bar_chart, panels, rate_axis, table, tip
+from loadtest.chart_style import Chart, Row, bar_chart, lane_colour, panels, rate_axis, table, tip
 from loadtest.closed_loop_figures import lane_series
 from loadtest.estimate import Estimate
 from loadtest.load import OpenLoop
@@ -29,7 +29,8 @@ def capacity(summary: Summary) -> Chart | None:
     is_single = len({each.workload for each in summary.capacities}) == 1
     rows: list[Row] = [
         {
-            "lane": each.lane if is_single else f"{each.lane}, {each.workload}",
+            "lane": each.lane,
+            "bar": each.lane if is_single else f"{each.lane}, {each.workload}",
             "value": found.value,
             "low": found.low,
             "high": found.high,
@@ -44,19 +45,21 @@ def capacity(summary: Summary) -> Chart | None:
         return None
     # Room for the label of the longest.
     scale = alt.Scale(domain=[0, max(row["label_at"] for row in rows) * 1.35], nice=False)
-    base = table(rows).encode(y=alt.Y("lane:N", title=None, sort=None))
+    base = table(rows).encode(
+        y=alt.Y("bar:N", title=None, sort=None), color=lane_colour("lane", lane_series(summary).looks)
+    )
     x = alt.X("value:Q", title="requests/s", scale=scale)
-    tips = [tip("lane:N", "lane"), tip("label:N", "requests/s")]
+    tips = [tip("bar:N", "lane"), tip("label:N", "requests/s")]
     shape = alt.Shape(
         "bound:N", legend=None, scale=alt.Scale(domain=[False, True], range=["circle", LOWER_BOUND_SHAPE])
     )
     layers = [
-        base.mark_bar(height=10, color=COLOURS[0], opacity=0.25).encode(x=x),
+        base.mark_bar(height=10, opacity=0.25).encode(x=x),
         base.transform_filter("datum.low != null").mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q"),
-        base.mark_point(filled=True, size=90, opacity=1, color=COLOURS[0]).encode(
-            x=x, shape=shape, tooltip=tips
-        ),
-        base.mark_text(align="left", dx=9).encode(x="label_at:Q", text="label:N"),
+        base.mark_point(filled=True, size=90, opacity=1).encode(x=x, shape=shape, tooltip=tips),
+        table(rows)
+        .mark_text(align="left", dx=9)
+        .encode(y=alt.Y("bar:N", sort=None), x="label_at:Q", text="label:N"),
     ]
     return bar_chart(layers, len(rows))
 

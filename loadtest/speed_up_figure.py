@@ -10,12 +10,13 @@ from loadtest.chart_style import (
     PANEL_HEIGHT_PX,
     Chart,
     Row,
-    Series,
     concurrency_axis,
     from_zero,
+    lines_of_lanes,
     panels,
     tip,
 )
+from loadtest.closed_loop_figures import lane_series
 from loadtest.crossover import Crossover
 from loadtest.findings import rests_on_invalid
 from loadtest.summary import Summary
@@ -37,7 +38,8 @@ def speed_up(summary: Summary) -> Chart | None:
     measured = [row for row in rows if row["kind"] == "measured"]
     if not measured:
         return None
-    ratios = Series("ratio", tuple(dict.fromkeys(row["ratio"] for row in measured)), "ratio")
+    lane_of = {row["ratio"]: row["lane"] for row in measured}
+    ratios = lines_of_lanes("ratio", "ratio", lane_of, lane_series(summary).looks)
     x = concurrency_axis([row["concurrency"] for row in measured])
     y = from_zero(
         "value",
@@ -55,7 +57,7 @@ def speed_up(summary: Summary) -> Chart | None:
         ratios.lines(base),
         ratios.points(base),
     ]
-    crossed = [name for name in ratios.names if any(_is_crossing(row, name) for row in rows)]
+    crossed = [name for name in lane_of if any(_is_crossing(row, name) for row in rows)]
     for index, name in enumerate(crossed):
         here = alt.Chart().transform_filter((alt.datum.kind == "crossing") & (alt.datum.ratio == name))
         here = here.encode(x=x)
@@ -84,7 +86,7 @@ def _rows(crossover: Crossover, is_single: bool) -> list[Row]:
         (f"{prefix}TPOT", [each.tpot for each in crossover.speed_ups], crossover.tpot),
         (f"{prefix}tokens/s", [each.throughput for each in crossover.speed_ups], crossover.throughput),
     ):
-        common = {"panel": crossover.workload + think_time, "ratio": ratio}
+        common = {"panel": crossover.workload + think_time, "lane": crossover.lane, "ratio": ratio}
         rows += [
             common | {"kind": "measured", "concurrency": each.level, "value": value}
             for each, value in zip(crossover.speed_ups, values, strict=True)

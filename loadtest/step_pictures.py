@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from loadtest.chart_style import Look, lane_looks
 from loadtest.figures import DrawnFigure
 from loadtest.lesson import pictures, sentences
 from loadtest.lesson.lesson import LeftOut
@@ -98,6 +99,7 @@ class _Drawing:
     def __init__(self, run: RunFile, directory: Path) -> None:
         self._run = run.run
         self._directory = directory / TRACES_DIR
+        self._looks = lane_looks(run.run.config, ())
         self._strategies = {lane["name"]: lane["strategy"] for lane in run.run.config["lanes"]}
         # The lanes of a load, which did the same work, in the order in which they ran.
         groups = defaultdict(list)
@@ -114,7 +116,7 @@ class _Drawing:
         crowd = max(reversed(self._groups), key=len, default=[])
         queues = self._queues(crowd)
         if queues:
-            figures.append(_waits(crowd[0], queues))
+            figures.append(_waits(crowd[0], queues, self._looks))
         else:
             notes.append("Who waits for whom is left out: no request was recorded whole.")
         wall = self._wall(crowd[0], queues) if queues else None
@@ -183,7 +185,8 @@ class _Drawing:
         lanes = [queue.point for queue in queues if queue.point is not None]
         roofline = self._run.roofline
         roof = roofline if isinstance(roofline, Roofline) else LeftOut(roofline or "No roof is drawn.")
-        chart = pictures.memory_wall(sizes, lanes, roofline if isinstance(roofline, Roofline) else None)
+        drawn_roof = roofline if isinstance(roofline, Roofline) else None
+        chart = pictures.memory_wall(sizes, lanes, drawn_roof, self._looks)
         said = [
             "A step of the batched lane by the positions it computed, medians over all stages.",
             *sentences.of_wall(sizes, lanes, roof, load=_load(crowd)),
@@ -214,12 +217,13 @@ class _Drawing:
         return Timeline(stage.plan.lane, tuple(timeline_steps(_beginning(answer.steps), text)))
 
 
-def _waits(stage: StageRun, queues: Sequence[Queue]) -> DrawnFigure:
+def _waits(stage: StageRun, queues: Sequence[Queue], looks: Mapping[str, Look]) -> DrawnFigure:
     said = [
         f"The first {len(queues[0].waits)} requests of each lane under {_load(stage)}, by arrival at the gateway.",
         *sentences.of_each_queue(queues),
     ]
-    return DrawnFigure("waits", "Who waits for whom", " ".join(said), pictures.who_waits(queues).to_dict())
+    chart = pictures.who_waits(queues, looks)
+    return DrawnFigure("waits", "Who waits for whom", " ".join(said), chart.to_dict())
 
 
 def _draft_and_verify(stage: StageRun, answer: Answer, both: tuple[Timeline, Timeline]) -> DrawnFigure:

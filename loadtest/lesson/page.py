@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from loadtest.chart_style import Chart
+from loadtest.chart_style import Chart, lane_looks
 from loadtest.lesson import pictures, sentences
 from loadtest.lesson.lesson import LeftOut, Lesson
 from loadtest.lesson.measure import Queue, Timeline
@@ -53,13 +53,14 @@ def four_pictures(lesson: Lesson) -> tuple[Picture, ...]:
     """Each drawn, or left out with its reason."""
     lanes = tuple(queue.point for queue in lesson.queues.values() if queue.point is not None)
     roofline = lesson.roofline
+    looks = lane_looks(lesson.lab.description["config"], lesson.lab.lanes.values())
     return (
         _picture(
             "parallel",
             "Parallel against serial",
             lesson.scoring,
             sentences.of_scoring,
-            pictures.parallel_and_serial,
+            lambda scoring: pictures.parallel_and_serial(scoring, looks[lesson.lab.lanes[Strategy.BATCHED]]),
         ),
         _picture(
             "wall",
@@ -67,7 +68,7 @@ def four_pictures(lesson: Lesson) -> tuple[Picture, ...]:
             lesson.sizes,
             lambda sizes: sentences.of_wall(sizes, lanes, roofline),
             lambda sizes: pictures.memory_wall(
-                sizes, lanes, None if isinstance(roofline, LeftOut) else roofline
+                sizes, lanes, None if isinstance(roofline, LeftOut) else roofline, looks
             ),
         ),
         _picture(
@@ -75,7 +76,7 @@ def four_pictures(lesson: Lesson) -> tuple[Picture, ...]:
             "Who waits for whom",
             _both(lesson),
             lambda both: sentences.of_queues(*both),
-            pictures.who_waits,
+            lambda both: pictures.who_waits(both, looks),
         ),
         _picture(
             "drafts",

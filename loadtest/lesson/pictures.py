@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import altair as alt
 
 from loadtest.chart_style import (
-    COLOURS,
+    BAD,
+    GREY,
     PANEL_HEIGHT_PX,
     PANEL_WIDTH_PX,
-    SHAPES,
     Chart,
+    Look,
     Row,
+    lane_colour,
     table,
     tip,
 )
@@ -26,7 +28,8 @@ WIDTH_PX = 560
 GANTT_ROW_PX = 17
 TIMELINE_HEIGHT_PX = 110
 ROOF_POINTS = 41
-GREY = "#8a98a6"  # seen on white and on near-black
+DARK_GREY = "#5a6b7b"
+KEPT_COLOUR = "#0d9970"  # as the page marks accepted drafts in the text
 
 ONE_PASS, BY_TOKEN = "in one pass", "token by token"
 DECODE, PREFILL, ROOF = "decode step", "prompt step", "roof"
@@ -35,8 +38,8 @@ WAITING, PREFILLING, DECODING = "waiting", "prefill", "decode"
 PROMPT, OWN, KEPT, DROPPED = "prompt", "model's token", "accepted draft", "rejected draft"
 
 
-def parallel_and_serial(found: Scoring) -> Chart:
-    """Tokens done against time: a staircase, and a leap."""
+def parallel_and_serial(found: Scoring, look: Look) -> Chart:
+    """Tokens done against time: a staircase, and a leap; both of the lane with this look."""
     generated = list(enumerate(found.generated_at_s, start=1))
     rows: list[Row] = [
         {"way": way, "s": at_s, "tokens": tokens}
@@ -58,25 +61,34 @@ def parallel_and_serial(found: Scoring) -> Chart:
     y = alt.Y(
         "tokens:Q", title="tokens done", scale=alt.Scale(domain=[0, 1.12 * found.scored_tokens], nice=False)
     )
-    colour = alt.Color(
-        "way:N", title=None, scale=alt.Scale(domain=[ONE_PASS, BY_TOKEN], range=[COLOURS[1], COLOURS[0]])
+    dash = alt.StrokeDash(
+        "way:N",
+        title=None,
+        scale=alt.Scale(domain=[ONE_PASS, BY_TOKEN], range=[[6, 3], [1, 0]]),
+        legend=alt.Legend(symbolType="stroke", symbolSize=300, symbolStrokeWidth=2),
     )
     tips = [tip("way:N", "way"), tip("s:Q", "after, s", ".3f"), tip("tokens:Q", "tokens")]
-    lines = table(rows).mark_line(interpolate="step-after", strokeWidth=2)
+    lines = table(rows).mark_line(interpolate="step-after", strokeWidth=2, color=look.colour)
+    points = table(ends).mark_point(filled=True, size=75, opacity=1, color=look.colour)
     labels = table(ends).encode(x=x, y=y, text="label:N")
     return alt.layer(
-        lines.encode(x=x, y=y, color=colour, tooltip=tips),
-        table(ends).mark_point(filled=True, size=75, opacity=1).encode(x=x, y=y, color=colour, tooltip=tips),
+        lines.encode(x=x, y=y, strokeDash=dash, tooltip=tips),
+        points.encode(x=x, y=y, tooltip=tips),
         labels.transform_filter(alt.datum.way == ONE_PASS).mark_text(align="left", dx=9),
         labels.transform_filter(alt.datum.way == BY_TOKEN).mark_text(align="right", dx=-14, dy=-14),
     ).properties(width=WIDTH_PX, height=PANEL_HEIGHT_PX)
 
 
 def memory_wall(
-    sizes: Sequence[StepSize], lanes: Sequence[OperatingPoint], roofline: Roofline | None
+    sizes: Sequence[StepSize],
+    lanes: Sequence[OperatingPoint],
+    roofline: Roofline | None,
+    looks: Mapping[str, Look],
 ) -> Chart:
     """Step time and tokens/s against positions in a step, all on log scales, beside the roof's line."""
     rows = list(_wall_rows(sizes, lanes, roofline))
+    shapes = {DECODE: "circle", PREFILL: "triangle-down"} | {_kind(lane): looks[lane].shape for lane in looks}
+    colours = {_kind(lane): look.colour for lane, look in looks.items()}
     names = list(dict.fromkeys(row["kind"] for row in rows if row["kind"] != ROOF))
     log = alt.Scale(type="log", nice=False, padding=14)
     ticks = [2**power for power in range(10)]
@@ -91,14 +103,15 @@ def memory_wall(
         tip("step_ms:Q", "step, ms", ".1f"),
         tip("tokens_per_s:Q", "tokens/s", ".1f"),
     ]
-    colours, shapes = COLOURS[: len(names)], SHAPES[: len(names)]
+    colour = alt.Scale(domain=names, range=[colours.get(name, GREY) for name in names])
+    shape = alt.Scale(domain=names, range=[shapes[name] for name in names])
     points = alt.Chart().transform_filter(alt.datum.kind != ROOF).mark_point(filled=True, opacity=1)
     layers = [
         points.encode(
             x=x,
             y=y,
-            color=alt.Color("kind:N", title=None, scale=alt.Scale(domain=names, range=list(colours))),
-            shape=alt.Shape("kind:N", title=None, scale=alt.Scale(domain=names, range=list(shapes))),
+            color=alt.Color("kind:N", title=None, scale=colour),
+            shape=alt.Shape("kind:N", title=None, scale=shape),
             size=alt.condition("datum.is_lane", alt.value(200), alt.value(55)),
             tooltip=tips,
         )
@@ -113,6 +126,10 @@ def memory_wall(
     return chart.resolve_scale(y="independent").properties(bounds="flush", spacing={"row": 70, "column": 64})
 
 
+def _kind(lane: str) -> str:
+    return f"lane {lane}"
+
+
 def _wall_rows(
     sizes: Sequence[StepSize], lanes: Sequence[OperatingPoint], roofline: Roofline | None
 ) -> Iterator[Row]:
@@ -121,7 +138,7 @@ def _wall_rows(
         (DECODE if size.phase is Phase.DECODE else PREFILL, size.tokens, size.step_s, size.tokens_per_s)
         for size in sizes
     ]
-    points += [(f"lane {lane.lane}", lane.tokens, lane.step_s, lane.tokens_per_s) for lane in lanes]
+    points += [(_kind(lane.lane), lane.tokens, lane.step_s, lane.tokens_per_s) for lane in lanes]
     if roofline is not None:
         widest = max(tokens for _, tokens, _, _ in points)
         for index in range(ROOF_POINTS):
@@ -134,15 +151,15 @@ def _wall_rows(
         yield both | {"panel": RATE_PANEL, "value": tokens_per_s}
 
 
-def who_waits(queues: Sequence[Queue]) -> Chart:
+def who_waits(queues: Sequence[Queue], looks: Mapping[str, Look]) -> Chart:
     """A Gantt chart for each lane, below each other on one time scale."""
     rows = [row for queue in queues for row in _gantt_rows(queue)]
-    phases = alt.Scale(domain=[WAITING, PREFILLING, DECODING], range=[GREY, COLOURS[1], COLOURS[0]])
     encodings: dict[str, Any] = {
         "x": _time_axis("from_s"),
         "x2": "to_s:Q",
         "y": alt.Y("request:O", title="request", axis=alt.Axis(grid=False, ticks=False)),
-        "color": alt.Color("phase:N", title=None, scale=phases),
+        "color": lane_colour("lane", looks),
+        "opacity": alt.condition(alt.datum.phase == DECODING, alt.value(1), alt.value(0.5)),
         "tooltip": [
             tip("request:O", "request"),
             tip("phase:N", "phase"),
@@ -156,7 +173,10 @@ def who_waits(queues: Sequence[Queue]) -> Chart:
         base.transform_filter(alt.datum.phase == WAITING).mark_bar(height=3),
         base.transform_filter(alt.datum.phase != WAITING).mark_bar(height=GANTT_ROW_PX - 5),
     ]
-    return _stacked(layers, rows, GANTT_ROW_PX * max(len(queue.waits) for queue in queues))
+    chart = _stacked(layers, rows, GANTT_ROW_PX * max(len(queue.waits) for queue in queues))
+    # In words: a legend of colours would give the lanes, which stand above their panels.
+    key = f"thin: {WAITING}, pale: {PREFILLING}, full: {DECODING}"
+    return chart.properties(title=alt.TitleParams(key, anchor="start", fontSize=12, fontWeight="normal"))
 
 
 def _gantt_rows(queue: Queue) -> Iterator[Row]:
@@ -164,6 +184,7 @@ def _gantt_rows(queue: Queue) -> Iterator[Row]:
         instants = (wait.sent_s, wait.started_s, wait.first_token_s, wait.ended_s)
         for index, phase in enumerate((WAITING, PREFILLING, DECODING)):
             yield {
+                "lane": queue.lane,
                 "panel": f"{queue.lane}: all done after {time(queue.done_s)}",
                 "request": wait.number,
                 "phase": phase,
@@ -176,7 +197,7 @@ def draft_and_verify(timelines: Sequence[Timeline]) -> Chart:
     """A bar for each step, as wide as it lasted, made of a cell for each token that it gave or rejected."""
     rows = [row for timeline in timelines for row in _timeline_rows(timeline)]
     kinds = [PROMPT, OWN, KEPT, DROPPED]
-    colours = alt.Scale(domain=kinds, range=[GREY, COLOURS[0], COLOURS[2], COLOURS[1]])
+    colours = alt.Scale(domain=kinds, range=[GREY, DARK_GREY, KEPT_COLOUR, BAD])
     # A rejected draft is an empty cell: told apart without colour, too.
     opacity = alt.condition(alt.datum.kind == DROPPED, alt.value(0.1), alt.value(1))
     highest = max(row["top"] for row in rows)
