@@ -82,8 +82,30 @@ class CapacitySweep:
 
     def record(self, repeat: Repeat) -> None:
         """Take in the stage that was asked for."""
+        self._record(repeat, repeat.stage.finished_at_s - repeat.stage.started_at_s)
+
+    def replay(self, repeat: Repeat) -> None:
+        """Take in a stage of an earlier part of the sweep, in the order they ran; its time is not counted.
+
+        Raises:
+            ValueError: the lane's search asks for another.
+        """
+        plan = repeat.stage.plan
+        search = self._searches.get(plan.lane)
+        probe = None if search is None else search.next_probe()
+        asked = None if probe is None else self._stage(plan.lane, *probe)
+        if asked is None or (asked.key, asked.first_prompt, asked.requests) != (
+            plan.key, plan.first_prompt, plan.requests,
+        ):  # fmt: skip
+            what = "nothing more" if asked is None else f"{asked.key} with {asked.requests} requests"
+            raise ValueError(
+                f"stage {plan.key} with {plan.requests} requests cannot be gone through again: "
+                f"by its settings the search asks for {what} there"
+            )
+        self._record(repeat, took_s=0.0)
+
+    def _record(self, repeat: Repeat, took_s: float) -> None:
         lane = repeat.stage.plan.lane
-        took_s = repeat.stage.finished_at_s - repeat.stage.started_at_s
         self._searches[lane].record(probe_of(repeat, self._slo, self.ceiling), took_s)
         self._turns.remove(lane)
         self._turns.append(lane)
