@@ -270,7 +270,7 @@ def _refuse_what_is_not_here(lab: LabConfig, path: Path, *, has_engines: bool = 
             model_store.resolve(lab.model.path)
         for lane in lab.lanes if has_engines else ():
             if lane.speculation is not None and lane.speculation.model is not None:
-                model_store.resolve(lane.speculation.model, f"lanes.{lane.name}.speculation.model")
+                model_store.resolve(lane.speculation.model, f"lanes[{lane.name}].speculation.model")
         api_keys.read_keys(lab.gateway)
 
 

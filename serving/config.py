@@ -390,7 +390,7 @@ def from_data(data: Any, origin: str) -> LabConfig:
         return LabConfig.model_validate(data)
     except ValidationError as error:
         faults = _without_echoes(error.errors())
-        raise ConfigError("\n".join(f"{origin}: {_explain(fault)}" for fault in faults)) from None
+        raise ConfigError("\n".join(f"{origin}: {_explain(fault, data)}" for fault in faults)) from None
 
 
 def _bounded(root: yaml.Node | None) -> None:
@@ -445,8 +445,30 @@ PLAIN_WORDS = {
 }
 
 
-def _explain(fault: Any) -> str:
-    key = ".".join(_cut(str(part)) for part in fault["loc"]) or "(top)"
+def _key(loc: tuple[int | str, ...], data: Any) -> str:
+    """Where a fault is: `lanes[batched].replicas`, or `lanes.0.replicas` where an entry has no name of its own."""
+    key = ""
+    for part in loc:
+        name = _own_name(data, part) if loc[-1] != "name" else None
+        key += f".{_cut(str(part))}" if name is None else f"[{_cut(name)}]"
+        try:
+            data = data[part]
+        except (KeyError, IndexError, TypeError):  # a key that is missing, or one that is at fault itself
+            data = None
+    return key.removeprefix(".") or "(top)"
+
+
+def _own_name(entries: Any, part: int | str) -> str | None:
+    """What an entry of a list calls itself, if no other entry has that name."""
+    if not isinstance(entries, list) or not isinstance(part, int):
+        return None
+    names = [entry.get("name") if isinstance(entry, dict) else None for entry in entries]
+    name = names[part]
+    return name if isinstance(name, str) and name and name.isprintable() and names.count(name) == 1 else None
+
+
+def _explain(fault: Any, data: Any) -> str:
+    key = _key(fault["loc"], data)
     message = str(fault["msg"])
     if fault["type"] == "extra_forbidden":
         return f"{key}: unknown key (value {_shown(fault['input'])})"

@@ -106,7 +106,7 @@ class VllmEngine:
     ) -> None:
         if lane.speculation is not None and (draft := lane.speculation.model) is not None:
             # vLLM would take it for a name on a hub, and say so after half a minute.
-            model_store.resolve(draft, f"lanes.{lane.name}.speculation.model")
+            model_store.resolve(draft, f"lanes[{lane.name}].speculation.model")
         device = choose_device(model)
         dtype = choose_dtype(model, device, machine.instruction_sets())
         self._arguments = command_line(lane, model, checkpoint, served_names, device, dtype)

@@ -79,9 +79,9 @@ def test_the_default_lab_has_the_three_lanes_it_promises() -> None:
         ),
         (
             "lanes:\n  - {name: a, strategy: magic}\n",
-            "lab.yaml: lanes.0.strategy = 'magic': must be 'sequential', 'batched' or 'speculative'",
+            "lab.yaml: lanes[a].strategy = 'magic': must be 'sequential', 'batched' or 'speculative'",
         ),
-        ("lanes:\n  - {name: a}\n", "lab.yaml: lanes.0.strategy: missing"),
+        ("lanes:\n  - {name: a}\n", "lab.yaml: lanes[a].strategy: missing"),
         ("model: {}\n", "lab.yaml: lanes: missing"),
         (
             "lanes: []\n",
@@ -97,53 +97,53 @@ def test_the_default_lab_has_the_three_lanes_it_promises() -> None:
         ),
         (
             "lanes:\n  - {name: one, strategy: sequential, max_num_seqs: 4}\n",
-            "lab.yaml: lanes.0: a sequential lane runs one request at a time: max_num_seqs=4 must be 1 and "
+            "lab.yaml: lanes[one]: a sequential lane runs one request at a time: max_num_seqs=4 must be 1 and "
             "dispatch_margin=0 must be 0",
         ),
         (
             "lanes:\n  - {name: one, strategy: sequential, max_num_seqs: 1, dispatch_margin: 2}\n",
-            "lab.yaml: lanes.0: a sequential lane runs one request at a time: max_num_seqs=1 must be 1 and "
+            "lab.yaml: lanes[one]: a sequential lane runs one request at a time: max_num_seqs=1 must be 1 and "
             "dispatch_margin=2 must be 0",
         ),
         (
             "lanes:\n  - {name: fast, strategy: speculative}\n",
-            "lab.yaml: lanes.0: speculation must be given for strategy speculative, and only there; "
+            "lab.yaml: lanes[fast]: speculation must be given for strategy speculative, and only there; "
             "strategy=speculative",
         ),
         (
             "lanes:\n  - {name: slow, strategy: batched, speculation: {}}\n",
-            "lab.yaml: lanes.0: speculation must be given for strategy speculative, and only there; "
+            "lab.yaml: lanes[slow]: speculation must be given for strategy speculative, and only there; "
             "strategy=batched",
         ),
         (
             SPECULATIVE % "num_speculative_tokens: 17",
-            "lab.yaml: lanes.0.speculation.num_speculative_tokens = 17: must be less than or equal to 16",
+            "lab.yaml: lanes[fast].speculation.num_speculative_tokens = 17: must be less than or equal to 16",
         ),
         (
             SPECULATIVE % "prompt_lookup_min: 5",
-            "lab.yaml: lanes.0.speculation: prompt_lookup_min=5 exceeds prompt_lookup_max=4",
+            "lab.yaml: lanes[fast].speculation: prompt_lookup_min=5 exceeds prompt_lookup_max=4",
         ),
         (
             SPECULATIVE % "method: draft_model",
-            "lab.yaml: lanes.0.speculation: model must be given for method draft_model, and only there; "
+            "lab.yaml: lanes[fast].speculation: model must be given for method draft_model, and only there; "
             "method=draft_model",
         ),
         (
             SPECULATIVE % "model: /models/draft",
-            "lab.yaml: lanes.0.speculation: model must be given for method draft_model, and only there; "
+            "lab.yaml: lanes[fast].speculation: model must be given for method draft_model, and only there; "
             "method=ngram",
         ),
         (
             SPECULATIVE % "method: draft_model, model: /models/draft, prompt_lookup_max: 4",
-            "lab.yaml: lanes.0.speculation: prompt_lookup_max is for method ngram only; method=draft_model",
+            "lab.yaml: lanes[fast].speculation: prompt_lookup_max is for method ngram only; method=draft_model",
         ),
         (
             SPECULATIVE % "method: eagle",
-            "lab.yaml: lanes.0.speculation.method = 'eagle': must be 'ngram' or 'draft_model'",
+            "lab.yaml: lanes[fast].speculation.method = 'eagle': must be 'ngram' or 'draft_model'",
         ),
         (
             "lanes:\n  - {name: a, strategy: batched, engine: simulated}\n",
-            "lab.yaml: lanes.0: simulated must be given for engine simulated, and only there; "
+            "lab.yaml: lanes[a]: simulated must be given for engine simulated, and only there; "
             "engine=simulated",
         ),
         (
@@ -169,7 +169,7 @@ def test_the_default_lab_has_the_three_lanes_it_promises() -> None:
         ),
         (
             LANES + "scheduler: {bands: [{name: a, reserved_share: 1}], default_band: a}\n",
-            "lab.yaml: scheduler.bands.0.reserved_share = 1: must be less than 1",
+            "lab.yaml: scheduler.bands[a].reserved_share = 1: must be less than 1",
         ),
         (
             LANES + "scheduler:\n  bands: [{name: a, reserved_share: 0.6}, {name: b, reserved_share: 0.5}]\n"
@@ -182,23 +182,24 @@ def test_the_default_lab_has_the_three_lanes_it_promises() -> None:
         ),
         (
             LANES + "scheduler: {tenants: [{name: x, weight: 0}]}\n",
-            "lab.yaml: scheduler.tenants.0.weight = 0: must be greater than 0",
+            "lab.yaml: scheduler.tenants[x].weight = 0: must be greater than 0",
         ),
         (
             LANES + "scheduler: {tenants: [{name: x, queue_share: 1.5}]}\n",
-            "lab.yaml: scheduler.tenants.0.queue_share = 1.5: must be less than or equal to 1",
+            "lab.yaml: scheduler.tenants[x].queue_share = 1.5: must be less than or equal to 1",
         ),
         (
             LANES + "    autoscaling: {min_replicas: 5}\n",
-            "lab.yaml: lanes.0.autoscaling: min_replicas=5 exceeds max_replicas=4",
+            "lab.yaml: lanes[batched].autoscaling: min_replicas=5 exceeds max_replicas=4",
         ),
         (
             LANES + "    replicas: 9\n    autoscaling: {}\n",
-            "lab.yaml: lanes.0: replicas=9 is outside autoscaling 1..4",
+            "lab.yaml: lanes[batched]: replicas=9 is outside autoscaling 1..4",
         ),
         (
             LANES + "    autoscaling: {target_outstanding_tokens: 0}\n",
-            "lab.yaml: lanes.0.autoscaling.target_outstanding_tokens = 0: must be greater than or equal to 1",
+            "lab.yaml: lanes[batched].autoscaling.target_outstanding_tokens = 0: "
+            "must be greater than or equal to 1",
         ),
         (
             LANES + "lanes: []\n",
@@ -386,11 +387,11 @@ def test_every_settings_class_is_documented() -> None:
         ),
         (
             "lanes: [{name: b, strategy: batched, replicas: '2'}]\n",
-            "lanes.0.replicas = '2': must be a whole number",
+            "lanes[b].replicas = '2': must be a whole number",
         ),
         (
             "lanes: [{name: b, strategy: batched, takes_unpinned: 'yes'}]\n",
-            "lanes.0.takes_unpinned = 'yes': must be true or false",
+            "lanes[b].takes_unpinned = 'yes': must be true or false",
         ),
         (LANES + "gateway: {host: ''}\n", "gateway.host = '': must not be empty"),
         (
@@ -398,6 +399,13 @@ def test_every_settings_class_is_documented() -> None:
             "scheduler.seed = -1: must be greater than or equal to 0",
         ),
         ("lanes: [5]\n", "lanes.0 = 5: must be keys and values"),
+        ("lanes: [5, {name: b, speed: 1}]\n", "lanes[b].speed: unknown key (value 1)"),
+        ("lanes: [5, {name: b, speed: 1}]\n", "lanes[b].strategy: missing"),
+        ("lanes: [{strategy: batched}]\n", "lanes.0.name: missing"),
+        ("lanes: [{strategy: batched, speed: 1}]\n", "lanes.0.speed: unknown key"),
+        ("lanes: [{name: '', speed: 1}]\n", "lanes.0.speed: unknown key"),
+        ("lanes: [{name: 7, speed: 1}]\n", "lanes.0.speed: unknown key"),
+        ("lanes: [{name: b}, {name: b, speed: 1}]\n", "lanes.1.speed: unknown key"),
         ("[" * 3000, "nested too deeply"),
         (LANES + "gateway: {port: null}\n", "gateway.port = null: must be a whole number"),
         (LANES + "gateway: {port: 80.5}\n", "gateway.port = 80.5: must be a whole number"),

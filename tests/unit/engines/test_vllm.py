@@ -100,7 +100,7 @@ def test_a_draft_model_is_named_and_nothing_is_said_of_lookup() -> None:
 
 def test_a_draft_model_that_is_not_there_is_refused_before_anything_loads(tmp_path: Path) -> None:
     lane = with_draft_model(tmp_path)
-    with pytest.raises(ConfigError, match=r"lanes\.spec\.speculation\.model = .*: no checkpoint in"):
+    with pytest.raises(ConfigError, match=r"lanes\[spec\]\.speculation\.model = .*: no checkpoint in"):
         VllmEngine(lane, ModelConfig(device="cpu"), tmp_path, ["m"])
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).touch()
