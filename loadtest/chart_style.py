@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,9 @@ BAD = "#bf0033"  # of what failed or was thrown away
 # Beside each colour of a lane.
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-right", "triangle-left")
 DASHES = ((1, 0), (7, 3), (2, 2), (9, 3, 2, 3), (4, 4), (12, 4), (3, 6))
+
+MIN_TICKS = 3  # of a log scale
+TICKS_BEYOND = 0.04  # of a log scale's length: within its padding
 
 Row = dict[str, Any]
 Chart = Any  # mypy skips altair: charts are untyped here
@@ -157,11 +161,37 @@ def concurrency_axis(levels: Sequence[int]) -> Any:
     return alt.X("concurrency:Q", title="concurrency (users, log scale)", axis=axis, scale=scale)
 
 
-def log_axis(field: str, title: str) -> Any:
-    """A value over orders of magnitude."""
+def log_ticks(values: Iterable[float]) -> list[float]:
+    """Round numbers for a log scale from the lowest value to the highest, a little beyond both; three at least.
+
+    Vega labels powers of ten only, which leaves a scale of less than a decade with one label or none.
+    """
+    known = set(values)
+    low, high = min(known), max(known)
+    beyond = (high / low) ** TICKS_BEYOND
+    decades = range(math.floor(math.log10(low)) - 1, math.floor(math.log10(high)) + 2)
+    for mantissas in (
+        (1, 2, 5),
+        (1, 2, 3, 4, 5, 6, 8),
+        (1, 1.2, 1.5, 1.8, 2, 2.5, 3, 3.5, 4, 4.5, 5, 6, 7, 8, 9),
+    ):
+        ticks = [float(f"{mantissa}e{decade}") for decade in decades for mantissa in mantissas]
+        if len(ticks := [tick for tick in ticks if low / beyond <= tick <= high * beyond]) >= MIN_TICKS:
+            return ticks
+    return sorted({float(f"{value:.3g}") for value in (low, high)})
+
+
+def log_tick_axis(groups: Iterable[Iterable[float]], **settings: Any) -> Any:
+    """An axis for a log scale, with the ticks that each panel's values need."""
+    ticks = sorted({tick for values in groups for tick in log_ticks(values)})
     # Not ".1s": a tick of 0.15 s would be printed as 0.1.
-    axis = alt.Axis(format="~g", tickCount=5, labelOverlap="greedy")
-    return alt.X(f"{field}:Q", title=title, scale=alt.Scale(type="log", nice=False, padding=24), axis=axis)
+    return alt.Axis(format="~g", values=ticks, labelOverlap="greedy", labelSeparation=4, **settings)
+
+
+def log_axis(field: str, title: str, values: Iterable[float]) -> Any:
+    """A value over orders of magnitude."""
+    scale = alt.Scale(type="log", nice=False, padding=24)
+    return alt.X(f"{field}:Q", title=title, scale=scale, axis=log_tick_axis([values]))
 
 
 def rate_axis(rates: Sequence[float]) -> Any:
@@ -169,9 +199,9 @@ def rate_axis(rates: Sequence[float]) -> Any:
     is_log = max(rates) > 10 * min(rates)
     scale = alt.Scale(type="log", nice=False, padding=18) if is_log else alt.Scale(zero=True)
     title = "offered requests/s" + (" (log scale)" if is_log else "")
-    return alt.X(
-        "rate:Q", title=title, scale=scale, axis=alt.Axis(format="~g", grid=False, labelOverlap="greedy")
-    )
+    linear = alt.Axis(format="~g", grid=False, labelOverlap="greedy")
+    axis = log_tick_axis([rates], grid=False) if is_log else linear
+    return alt.X("rate:Q", title=title, scale=scale, axis=axis)
 
 
 def from_zero(field: str, title: str | None, highest: float | None = None) -> Any:

@@ -97,7 +97,7 @@ def _frontier(summary: Summary, field: str, title: str) -> Chart | None:
     rows = _labelled(rows, field, scales)
     lanes = lane_series(summary)
     base = alt.Chart().encode(
-        x=log_axis(field, title),
+        x=log_axis(field, title, [row[field] for row in rows]),
         y=from_zero("tokens_per_s", "output tokens/s", highest=scales.top_y),
         tooltip=list(_TIPS),
     )

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable
 
 import altair as alt
 
-from loadtest.chart_style import Chart, Row, bar_chart, lane_colour, panels, rate_axis, table, tip
+from loadtest.chart_style import (
+    Chart,
+    Row,
+    bar_chart,
+    lane_colour,
+    log_tick_axis,
+    panels,
+    rate_axis,
+    table,
+    tip,
+)
 from loadtest.closed_loop_figures import lane_series
 from loadtest.estimate import Estimate
 from loadtest.load import OpenLoop
@@ -103,7 +114,10 @@ def latency(summary: Summary) -> Chart | None:
     if not rows:
         return None
     # Beyond its capacity a lane's TTFT grows by orders of magnitude.
-    axis = alt.Axis(format="~g", tickCount=5, labelOverlap="greedy", grid=True)
+    by_panel = defaultdict(list)
+    for row in rows:
+        by_panel[row["panel"]].append(row["value"])
+    axis = log_tick_axis(by_panel.values(), grid=True)
     y = alt.Y("value:Q", title=None, scale=alt.Scale(type="log", nice=False, padding=14), axis=axis)
     rule = (
         alt.Chart().transform_filter("datum.limit != null").mark_rule(strokeDash=[5, 4]).encode(y="limit:Q")

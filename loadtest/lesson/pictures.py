@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from loadtest.chart_style import (
     Look,
     Row,
     lane_colour,
+    log_tick_axis,
     table,
     tip,
 )
@@ -91,12 +93,11 @@ def memory_wall(
     colours = {_kind(lane): look.colour for lane, look in looks.items()}
     names = list(dict.fromkeys(row["kind"] for row in rows if row["kind"] != ROOF))
     log = alt.Scale(type="log", nice=False, padding=14)
-    ticks = [2**power for power in range(10)]
-    x_axis = alt.Axis(format="~g", values=ticks, labelOverlap="greedy")
+    ticks = [2**power for power in range(math.ceil(math.log2(max(row["tokens"] for row in rows))) + 1)]
+    x_axis = alt.Axis(format="~g", values=ticks, labelOverlap="greedy", labelSeparation=4)
     x = alt.X("tokens:Q", title="positions in a step", scale=log, axis=x_axis)
-    y = alt.Y(
-        "value:Q", title=None, scale=log, axis=alt.Axis(format="~g", tickCount=5, labelOverlap="greedy")
-    )
+    by_panel = [[row["value"] for row in rows if row["panel"] == panel] for panel in (STEP_PANEL, RATE_PANEL)]
+    y = alt.Y("value:Q", title=None, scale=log, axis=log_tick_axis(by_panel))
     tips = [
         tip("kind:N", "what"),
         tip("tokens:Q", "positions", ".1f"),

@@ -6,8 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
 from loadtest.analysis import summarize
-from loadtest.chart_style import Look, lane_looks, lines_of_lanes
+from loadtest.chart_style import Look, lane_looks, lines_of_lanes, log_tick_axis, log_ticks
 from loadtest.figures import draw_all
 from loadtest.lesson.page import four_pictures
 
@@ -70,3 +72,24 @@ def test_a_lane_of_one_s_own_looks_alike_whether_or_not_all_lanes_ran() -> None:
     config = {"lanes": [{"name": "mine"}, {"name": "batched"}, {"name": "yours"}]}
     assert lane_looks(config, ["yours"])["yours"] == lane_looks(config, ["mine", "yours"])["yours"]
     assert lane_looks({}, ["yours"])["yours"] != lane_looks(config, ["yours"])["yours"]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1, 8], [1, 2, 5]),
+        ([0.2, 5.9], [0.2, 0.5, 1, 2, 5]),
+        ([30, 1500], [50, 100, 200, 500, 1000]),
+        ([26, 47], [30, 35, 40, 45]),
+        ([300, 400, 900], [300, 400, 500, 600, 800]),
+        ([41.23, 42.77], [41.2, 42.8]),
+        ([7.0], [7]),
+    ],
+)
+def test_a_log_scale_has_labels_however_short_it_is(values: list[float], expected: list[float]) -> None:
+    assert log_ticks(values) == expected
+
+
+def test_panels_with_scales_of_their_own_have_each_their_ticks() -> None:
+    axis = log_tick_axis([[1, 8], [41.23, 42.77]]).to_dict()
+    assert axis["values"] == [1, 2, 5, 41.2, 42.8]
