@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from serving.core.latency import RequestTimeline
 from serving.core.request import Outcome
 
 StampedBy = Literal["kernel", "process"]
+
+MAX_FAULTS = 3  # named of one line or file
 
 
 class ClientReason(StrEnum):
@@ -129,7 +132,19 @@ def from_row(row: str) -> RequestRecord:
     Raises:
         ValueError: the line is not a record; the text says which field is wrong.
     """
-    return _ADAPTER.validate_json(row)
+    try:
+        return _ADAPTER.validate_json(row)
+    except ValidationError as error:
+        raise ValueError(faults_in_words(error)) from None
+
+
+def faults_in_words(error: ValidationError) -> str:
+    """What is wrong with a file of a run, on one line: each fault with its field, the first of many."""
+    faults = [
+        ": ".join(filter(None, (".".join(map(str, fault["loc"])), fault["msg"]))) for fault in error.errors()
+    ]
+    more = f"; and {len(faults) - MAX_FAULTS} more" if len(faults) > MAX_FAULTS else ""
+    return "; ".join(faults[:MAX_FAULTS]) + more
 
 
 def read_records(path: Path) -> Iterator[RequestRecord]:
@@ -147,11 +162,33 @@ def read_rows(path: Path) -> Iterator[tuple[bytes, RequestRecord]]:
     Raises:
         ValueError: with file and line number, when a line is not a record.
     """
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.endswith(b"\n"):
-                return  # torn: the process was killed while it wrote; its stage has no end either
-            try:
-                yield line, from_row(line.decode("utf-8"))
-            except ValueError as error:
-                raise ValueError(f"{path}:{number}: not a request record: {error}") from None
+    for number, line in _lines(path):
+        if not line.endswith(b"\n"):
+            return  # see torn_line; its stage has no end either
+        try:
+            yield line, from_row(line[:-1].decode("utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path}:{number}: not a request record: {error}") from None
+
+
+def torn_line(path: Path) -> str | None:
+    """What there is to say of a last line without an end, which is left out; None where all are whole.
+
+    Raises:
+        ValueError: the file cannot be read.
+    """
+    number, line = next(iter(deque(_lines(path), maxlen=1)), (0, b"\n"))
+    if line.endswith(b"\n"):
+        return None
+    return (
+        f"{path}:{number}: the last line is cut off, {len(line)} bytes are left out: "
+        "the run was killed while it wrote, or still writes"
+    )
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    try:
+        with path.open("rb") as lines:
+            yield from enumerate(lines, start=1)
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None

@@ -19,7 +19,15 @@ from loadtest.compare_report import COMPARE_FILE, print_comparison, write_page
 from loadtest.figures import DrawnFigure, draw_all, save_png
 from loadtest.findings import findings, invalidity, warnings
 from loadtest.page import render_page
-from loadtest.rundir import BENCH_FILE, FIGURES_DIR, REPORT_FILE, SUMMARY_FILE, read_run
+from loadtest.record import torn_line
+from loadtest.rundir import (
+    BENCH_FILE,
+    FIGURES_DIR,
+    REPORT_FILE,
+    REQUESTS_FILE,
+    SUMMARY_FILE,
+    read_run,
+)
 from loadtest.step_pictures import NO_PICTURES, StepPictures, draw_steps
 from loadtest.summary import Summary, summary_json
 from loadtest.table import agreement_table, print_tables, tables, wide_console
@@ -128,6 +136,9 @@ def main(directories: tuple[Path, ...], as_json: bool, lanes: str | None, out: P
                 is_valid = _compare(a, b, _lane_pair(lanes), out or b / COMPARE_FILE, as_json)
             case _:
                 raise click.UsageError(f"{len(directories)} runs were given; a report takes 1 or 2")
+        for directory in directories:
+            if torn := torn_line(directory / REQUESTS_FILE):
+                click.echo(torn, err=True)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     sys.exit(0 if is_valid else EXIT_INVALID)

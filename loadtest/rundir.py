@@ -15,6 +15,8 @@ from loadtest.client_health import ClientCeiling, ClientHealth
 from loadtest.lab import Scrape
 from loadtest.lesson.roofline import Roofline
 from loadtest.plan import StagePlan
+from loadtest.record import faults_in_words
+from loadtest.slo import parse_slo
 
 REQUESTS_FILE = "requests.jsonl"
 RUN_FILE = "run.json"
@@ -124,6 +126,13 @@ class RunFile:
 
 _ADAPTER = TypeAdapter(RunFile)
 
+# What reports say of each run; the rest of these descriptions may differ from version to version.
+_NEEDED = {
+    "machine": ("cpu_model", "usable_cores", "instruction_sets", "memory_bytes", "gpus", "os", "kernel"),
+    "model": ("name", "dtype", "device"),
+    "config": ("lanes",),
+}
+
 
 def write_run(run: RunFile, directory: Path) -> None:
     """Write `run.json`; whoever reads it, or comes after a crash, finds the old one or the new one, whole."""
@@ -148,10 +157,17 @@ def read_run(directory: Path) -> RunFile:
     """
     path = directory / RUN_FILE
     try:
-        return _ADAPTER.validate_json(path.read_bytes())
+        run = _ADAPTER.validate_json(path.read_bytes())
+        for part, keys in _NEEDED.items():
+            if missing := [key for key in keys if key not in getattr(run.run, part)]:
+                raise ValueError(f"run.{part}: {', '.join(missing)}: missing")
+        if run.run.slo is not None:
+            parse_slo(run.run.slo)
+        return run
     except OSError as error:
         raise ValueError(
             f"{path}: cannot be read: {error.strerror}; is this the directory of a run?"
         ) from None
-    except ValidationError as error:
-        raise ValueError(f"{path}: not the description of a run: {error}") from None
+    except ValueError as error:
+        fault = faults_in_words(error) if isinstance(error, ValidationError) else error
+        raise ValueError(f"{path}: not the description of a run: {fault}") from None

@@ -239,9 +239,12 @@ def test_ctrl_c_writes_what_there_is_and_resume_does_the_rest(tmp_path: Path) ->
         assert (before[-1].outcome, before[-1].reason) == (Outcome.CANCELLED, ClientReason.INTERRUPTED)
 
         served = dict(lab.num_requests)
+        with (directory / "requests.jsonl").open("ab") as records:
+            records.write(b'{"label"')  # as a kill leaves it
         done = bench(url, tmp_path, "--resume", str(directory))
     check_measured(done, tmp_path / "latest")
     assert "3 of 4 stages have run" in done.stderr
+    assert f"requests.jsonl:{len(before) + 1}: the last line is cut off, 8 bytes are left out" in done.stderr
     # Only the unfinished stage ran again, whole, after one request to warm up.
     assert lab.num_requests["quick"] == served["quick"]
     assert lab.num_requests["slow"] == served["slow"] + 1 + 8

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from loadtest.analysis import summarize
 from loadtest.figures import draw_all
-from loadtest.report import build, render
+from loadtest.report import build, main, render
 
 from .runs import record, run_file, stage_run, whole_run, write_whole_run
 from .summaries import TOO_LATE, stage, sweep
@@ -154,6 +155,20 @@ def test_a_run_that_did_nothing_still_has_a_report(tmp_path: Path) -> None:
     summary = build(tmp_path)
     assert summary.stages == ()
     assert "no lane ran" in (tmp_path / "report.html").read_text()
+
+
+def test_a_run_that_was_killed_in_a_line_has_a_report_that_says_so(tmp_path: Path) -> None:
+    records = [record("batched", number=number) for number in range(3)]
+    write_whole_run(tmp_path, run_file([stage_run(records)]), records)
+    path = tmp_path / "requests.jsonl"
+    path.write_bytes(path.read_bytes()[:-100])
+    done = CliRunner().invoke(main, [str(tmp_path), "--json"])
+    assert f"{path}:3: the last line is cut off" in done.stderr
+    assert json.loads(done.stdout)["stages"][0]["requests"] == 2
+    path.write_bytes(path.read_bytes() + b"\n")
+    damaged = CliRunner().invoke(main, [str(tmp_path)])
+    assert damaged.exit_code == 2
+    assert f"Error: {path}:3: not a request record: " in damaged.stderr
 
 
 def test_a_directory_that_is_no_run_is_named(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 from loadtest import resume
 from loadtest.plan import Plan, write_plan
 from loadtest.record import ClientReason, RequestRecord, read_records, to_row
-from loadtest.rundir import PLAN_FILE, REQUESTS_FILE, RunFile, RunStatus, read_run, write_run
+from loadtest.rundir import PLAN_FILE, REQUESTS_FILE, RUN_FILE, RunFile, RunStatus, read_run, write_run
 
 from . import runs
 
@@ -113,6 +115,30 @@ def test_a_killed_run_has_what_had_finished(tmp_path: Path) -> None:
     assert read_run(tmp_path) == running
     assert resume.read_past(tmp_path, lab(run)).finished == {"sequential/copy/1 user"}
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (lambda text: text[: len(text) // 2], r"Invalid JSON: EOF while parsing .* at line \d+ column \d+$"),
+        (lambda text: "", r"Invalid JSON: EOF while parsing a value at line 1 column 0$"),
+        (lambda text: text.replace('"seed"', '"sead"'), r"run\.seed: Field required$"),
+        (lambda text: text.replace('"cpu_model"', '"cpu"'), r"run\.machine: cpu_model: missing$"),
+        (lambda text: text.replace('"slo":null', '"slo":"fast"'), r"slo 'fast': "),
+    ],
+)
+def test_a_damaged_description_of_a_run_is_named_with_its_fault(
+    change: Callable[[str], str], fault: str, tmp_path: Path
+) -> None:
+    stopped_run(tmp_path)
+    path = tmp_path / RUN_FILE
+    text = json.dumps(json.loads(path.read_text()), separators=(",", ":"))
+    path.write_text(text)
+    read_run(tmp_path)  # so far it is sound
+    path.write_text(change(text))
+    with pytest.raises(ValueError, match=rf"run\.json: not the description of a run: {fault}") as raised:
+        read_run(tmp_path)
+    assert "\n" not in str(raised.value)
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
