@@ -9,6 +9,7 @@ from typing import Any
 
 import altair as alt
 
+from loadtest.label_places import CHARACTER_PX
 from serving.core.lane_colours import LANE_COLOURS, lane_colours
 
 VEGA_LITE_VERSION = ".".join(alt.SCHEMA_VERSION.split(".")[:2])
@@ -16,6 +17,7 @@ PANEL_WIDTH_PX = 330
 PANEL_HEIGHT_PX = 240
 BAR_WIDTH_PX = 560
 BAR_STEP_PX = 34
+LABEL_GAP_PX = 16  # between a bar, its label and the edge
 
 GREY = "#8a98a6"  # of what is no lane; seen on white and on near-black
 BAD = "#bf0033"  # of what failed or was thrown away
@@ -143,7 +145,9 @@ def panels(layers: Sequence[Chart], rows: Sequence[Row], field: str) -> Chart:
     order = list(dict.fromkeys(row[field] for row in rows))
     layered = alt.layer(*layers, data=alt.Data(values=list(rows)))
     layered = layered.properties(width=PANEL_WIDTH_PX, height=PANEL_HEIGHT_PX)
-    chart = layered.facet(facet=alt.Facet(f"{field}:N", title=None, sort=order), columns=2)
+    # A heading that is longer than its panel would be cut at the page's edge.
+    header = alt.Header(labelLimit=PANEL_WIDTH_PX)
+    chart = layered.facet(facet=alt.Facet(f"{field}:N", title=None, sort=order, header=header), columns=2)
     # By the plots themselves: by what sticks out of them, the headings of a row would not be level.
     return chart.properties(bounds="flush", spacing={"row": 90, "column": 64})
 
@@ -151,6 +155,13 @@ def panels(layers: Sequence[Chart], rows: Sequence[Row], field: str) -> Chart:
 def bar_chart(layers: Sequence[Chart], count: int) -> Chart:
     """Layers over `count` bars that lie below each other."""
     return alt.layer(*layers).properties(width=BAR_WIDTH_PX, height=BAR_STEP_PX * count)
+
+
+def scale_with_labels(highest: float, labels: Iterable[str]) -> Any:
+    """From 0 to `highest`, and room for the longest label behind it, however wide the chart is drawn."""
+    label_px = LABEL_GAP_PX + CHARACTER_PX * max(map(len, labels))
+    end = f"{highest or 1} * width / max(width - {label_px}, width / 4)"
+    return alt.Scale(domainMin=0, domainMax=alt.ExprRef(end), nice=False)
 
 
 def concurrency_axis(levels: Sequence[int]) -> Any:

@@ -15,6 +15,7 @@ from loadtest.chart_style import (
     lane_colour,
     lines_of_lanes,
     panels,
+    scale_with_labels,
     table,
     tip,
 )
@@ -41,7 +42,7 @@ def acceptance(summary: Summary) -> Chart | None:
         }
         for measure, field in (
             ("acceptance rate (0 to 1)", "acceptance_rate"),
-            ("mean acceptance length (tokens per step with a draft)", "mean_acceptance_length"),
+            ("mean acceptance length (tokens)", "mean_acceptance_length"),
         )
         for stage, users in stages
         if (value := getattr(stage, field)) is not None
@@ -61,9 +62,8 @@ def memory(summary: Summary) -> Chart | None:
     ]
     if not known:
         return None
-    rows = [{"lane": lane, "gib": gib, "label": f"{gib:.2f} GiB"} for lane, gib in known]
-    # Room for the label of the longest bar.
-    scale = alt.Scale(domain=[0, max(gib for _, gib in known) * 1.25 or 1], nice=False)
+    rows: list[Row] = [{"lane": lane, "gib": gib, "label": f"{gib:.2f} GiB"} for lane, gib in known]
+    scale = scale_with_labels(max(gib for _, gib in known), (row["label"] for row in rows))
     base = table(rows).encode(
         x=alt.X("gib:Q", title="memory (GiB)", scale=scale), y=alt.Y("lane:N", title=None, sort=None)
     )
@@ -85,11 +85,11 @@ def failures(summary: Summary) -> Chart | None:
         rows.append(common | {"outcome": "failed", "place": 1, "requests": failed})
     if not rows:
         return None
-    domain = [0, max(row["total"] for row in rows) * 1.35 or 1]
+    scale = scale_with_labels(max(row["total"] for row in rows), (row["label"] for row in rows))
     base = table(rows).encode(y=alt.Y("lane:N", title=None, sort=None))
     colours = alt.Scale(domain=["completed", "failed"], range=[GREY, BAD])
     bars = base.mark_bar(height=18).encode(
-        x=alt.X("requests:Q", title="requests", stack="zero", scale=alt.Scale(domain=domain, nice=False)),
+        x=alt.X("requests:Q", title="requests", stack="zero", scale=scale),
         color=alt.Color("outcome:N", title=None, scale=colours),
         order=alt.Order("place:Q"),
         tooltip=[tip("lane:N", "lane"), tip("outcome:N", "outcome"), tip("requests:Q", "requests")],

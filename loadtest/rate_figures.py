@@ -16,6 +16,7 @@ from loadtest.chart_style import (
     log_tick_axis,
     panels,
     rate_axis,
+    scale_with_labels,
     table,
     tip,
 )
@@ -54,8 +55,7 @@ def capacity(summary: Summary) -> Chart | None:
     ]
     if not rows:
         return None
-    # Room for the label of the longest.
-    scale = alt.Scale(domain=[0, max(row["label_at"] for row in rows) * 1.35], nice=False)
+    scale = scale_with_labels(max(row["label_at"] for row in rows), (row["label"] for row in rows))
     base = table(rows).encode(
         y=alt.Y("bar:N", title=None, sort=None), color=lane_colour("lane", lane_series(summary).looks)
     )

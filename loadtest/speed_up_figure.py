@@ -66,7 +66,7 @@ def speed_up(summary: Summary) -> Chart | None:
         layers.append(here.mark_rule(strokeDash=[3, 3]).encode(y=top, y2=bottom))
         # Each ratio has a height of its own: two crossings may lie close together.
         height = alt.value(10 + LABEL_ROW_PX * index)
-        for align in ("left", "center", "right"):
+        for align in sorted({row["align"] for row in rows if _is_crossing(row, name)}):
             label = here.transform_filter(alt.datum.align == align).mark_text(align=align, fontSize=11)
             layers.append(label.encode(text="label:N", y=height))
     return panels(layers, rows, "panel")

@@ -256,5 +256,6 @@ def _stacked(layers: Sequence[Chart], rows: Sequence[Row], height_px: int) -> Ch
     order = list(dict.fromkeys(row["panel"] for row in rows))
     layered = alt.layer(*layers, data=alt.Data(values=list(rows)))
     layered = layered.properties(width=WIDTH_PX, height=height_px)
-    chart = layered.facet(facet=alt.Facet("panel:N", title=None, sort=order), columns=1)
+    header = alt.Header(labelLimit=WIDTH_PX)
+    chart = layered.facet(facet=alt.Facet("panel:N", title=None, sort=order, header=header), columns=1)
     return chart.properties(bounds="flush", spacing={"row": 40, "column": 0})
