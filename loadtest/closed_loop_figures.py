@@ -32,10 +32,10 @@ _TIPS = (
     tip("lane:N", "lane"),
     tip("concurrency:Q", "concurrency"),
     tip("requests:Q", "requests"),
-    tip("tokens_per_s:Q", "tokens/s", ".1f"),
-    tip("ttft_s:Q", "TTFT p50 (s)", ".3f"),
-    tip("tpot_ms:Q", "TPOT p50 (ms)", ".1f"),
-    tip("e2e_s:Q", "E2E p50 (s)", ".2f"),
+    tip("tokens_per_s:Q", "tokens/s", ",.3r"),
+    tip("ttft_s:Q", "TTFT p50 (s)", ".3r"),
+    tip("tpot_ms:Q", "TPOT p50 (ms)", ",.3r"),
+    tip("e2e_s:Q", "E2E p50 (s)", ".3r"),
 )
 
 

@@ -21,6 +21,7 @@ from loadtest.chart_style import (
 )
 from loadtest.closed_loop_figures import lane_series
 from loadtest.summary import Summary
+from loadtest.wording import number
 
 
 def acceptance(summary: Summary) -> Chart | None:
@@ -62,7 +63,7 @@ def memory(summary: Summary) -> Chart | None:
     ]
     if not known:
         return None
-    rows: list[Row] = [{"lane": lane, "gib": gib, "label": f"{gib:.2f} GiB"} for lane, gib in known]
+    rows: list[Row] = [{"lane": lane, "gib": gib, "label": f"{number(gib, None)} GiB"} for lane, gib in known]
     scale = scale_with_labels(max(gib for _, gib in known), (row["label"] for row in rows))
     base = table(rows).encode(
         x=alt.X("gib:Q", title="memory (GiB)", scale=scale), y=alt.Y("lane:N", title=None, sort=None)

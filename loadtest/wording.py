@@ -11,11 +11,16 @@ SIGNIFICANT_DIGITS = 3
 
 
 def number(value: float | None, digits: int | None = 0, scale: float = 1) -> str:
-    """A number with a fixed count of decimals; None as `digits` keeps three significant ones."""
+    """A number with a fixed count of decimals, or with three significant digits where `digits` is None.
+
+    Fewer than none round before the point: 12,345 with -2 is 12,300.
+    """
     if value is None:
         return NOTHING
     value *= scale
-    return f"{value:,.{_decimals(value) if digits is None else digits}f}"
+    if digits is None:
+        digits = _decimals(value)
+    return f"{round(value, digits):,.{max(0, digits)}f}"
 
 
 def estimate(found: Estimate | None, digits: int | None = 0, scale: float = 1) -> str:
@@ -41,13 +46,14 @@ def share(found: Estimate | float | None) -> str:
 
 
 def time(found: Estimate | float | None) -> str:
-    """Seconds, or milliseconds below one second."""
+    """Seconds, or milliseconds below one second, with three significant digits at most."""
     if found is None:
         return "unknown"
     made = found if isinstance(found, Estimate) else Estimate(found)
-    if abs(made.value) >= 1:
-        return estimate(made, 1) + " s"
-    return estimate(made, 0 if abs(made.value) >= 0.1 else 1, 1000) + " ms"
+    size_s = abs(made.value)
+    if size_s >= 1:
+        return estimate(made, 1 if size_s < 100 else None) + " s"
+    return estimate(made, 1 if 0.001 <= size_s < 0.1 else None, 1000) + " ms"
 
 
 def rate(found: Estimate | float) -> str:
@@ -62,6 +68,6 @@ def count(number_of: int, noun: str) -> str:
 
 
 def _decimals(value: float) -> int:
-    if value == 0:
-        return 0
-    return max(0, SIGNIFICANT_DIGITS - 1 - math.floor(math.log10(abs(value))))
+    """Those of three significant digits; below 0 for what is a thousand or more."""
+    rounded = abs(float(f"{value:.{SIGNIFICANT_DIGITS}g}"))  # 99.96 is 100 and not 100.0
+    return 0 if rounded == 0 else SIGNIFICANT_DIGITS - 1 - math.floor(math.log10(rounded))

@@ -11,6 +11,7 @@ from loadtest.lesson import pictures, sentences
 from loadtest.lesson.lesson import LeftOut, Lesson
 from loadtest.lesson.measure import Queue, Timeline
 from loadtest.page import render_page
+from loadtest.wording import number
 from serving import __version__
 from serving.core.lane import Strategy
 
@@ -41,6 +42,7 @@ def render(lesson: Lesson) -> str:
         lesson=lesson,
         version=__version__,
         found=found,
+        number=number,
         timelines=_spoken(lesson.timelines),
         engines=[
             (lane, lesson.lab.replicas(lane)[0], len(lesson.lab.replicas(lane)))

@@ -69,7 +69,7 @@ def parallel_and_serial(found: Scoring, look: Look) -> Chart:
         scale=alt.Scale(domain=[ONE_PASS, BY_TOKEN], range=[[6, 3], [1, 0]]),
         legend=alt.Legend(symbolType="stroke", symbolSize=300, symbolStrokeWidth=2),
     )
-    tips = [tip("way:N", "way"), tip("s:Q", "after, s", ".3f"), tip("tokens:Q", "tokens")]
+    tips = [tip("way:N", "way"), tip("s:Q", "after, s", ".3r"), tip("tokens:Q", "tokens")]
     lines = table(rows).mark_line(interpolate="step-after", strokeWidth=2, color=look.colour)
     points = table(ends).mark_point(filled=True, size=75, opacity=1, color=look.colour)
     labels = table(ends).encode(x=x, y=y, text="label:N")
@@ -100,9 +100,9 @@ def memory_wall(
     y = alt.Y("value:Q", title=None, scale=log, axis=log_tick_axis(by_panel))
     tips = [
         tip("kind:N", "what"),
-        tip("tokens:Q", "positions", ".1f"),
-        tip("step_ms:Q", "step, ms", ".1f"),
-        tip("tokens_per_s:Q", "tokens/s", ".1f"),
+        tip("tokens:Q", "positions", ",.3~r"),
+        tip("step_ms:Q", "step, ms", ",.3r"),
+        tip("tokens_per_s:Q", "tokens/s", ",.3r"),
     ]
     colour = alt.Scale(domain=names, range=[colours.get(name, GREY) for name in names])
     shape = alt.Scale(domain=names, range=[shapes[name] for name in names])

@@ -47,13 +47,13 @@ def of_wall(
         few, many = decode[0], decode[-1]
         said.append(
             f"A step with {count(few.tokens, 'position')} took {time(few.step_s)} and one with {many.tokens} took "
-            f"{time(many.step_s)}: {number(many.tokens / few.tokens, None)} times the tokens in "
-            f"{number(many.step_s / few.step_s, 2)} times the time."
+            f"{time(many.step_s)}: {many.tokens / few.tokens:.3g} times the tokens in "
+            f"{number(many.step_s / few.step_s, None)} times the time."
         )
     if isinstance(roofline, LeftOut):
         said.append(roofline.reason)
     else:
-        megabytes = number(roofline.weights_bytes / 1e6)
+        megabytes = number(roofline.weights_bytes / 1e6, None)
         said.append(
             f"The grey line is the least that a step needs, an estimate: {time(roofline.read_s)} to read "
             f"{megabytes} MB of weights once, or {time(roofline.compute_s(1))} of arithmetic for each position; "
@@ -62,7 +62,7 @@ def of_wall(
         said += _beyond_the_roof(decode, roofline)
     if lanes:
         points = ", ".join(
-            f"{lane.lane} {number(lane.tokens, 1)} and {number(lane.tokens_per_s, None)}" for lane in lanes
+            f"{lane.lane} {number(lane.tokens, None)} and {number(lane.tokens_per_s, None)}" for lane in lanes
         )
         said.append(
             f"Positions in a step and tokens/s of each lane under {load}, in steps without a prompt: {points}."
@@ -116,7 +116,7 @@ def of_drafts(batched: Timeline, speculative: Timeline) -> list[str]:
     per_step = sum(step.emitted for step in steps) / len(steps)
     said = [
         f"After the prompt {batched.lane} needed {count(len(batched.decode_steps), 'step')} and {speculative.lane} "
-        f"{len(steps)}, each of {number(per_step, 2)} tokens on average"
+        f"{len(steps)}, each of {number(per_step, None)} tokens on average"
         + (
             f"; of {drafted} drafted tokens the model accepted {accepted}, {share(accepted / drafted)}"
             + (f", {cut} of them beyond the answer's end." if cut else ".")

@@ -39,9 +39,10 @@ def test_the_sentences_hold_this_run_s_numbers() -> None:
     assert "112 tokens took 280 ms: 400 tokens/s" in said["parallel"]
     assert "96 of them took 4.8 s: 20.0 tokens/s, slower by a factor of 20.0" in said["parallel"]
     assert (
-        "1 position took 54.0 ms and one with 16 took 114 ms: 16.0 times the tokens in 2.11" in said["wall"]
+        "1 position took 54.0 ms and one with 16 took 114 ms: 16 times the tokens in 2.11" in said["wall"]
     )
     assert "30.0 ms to read 540 MB" in said["wall"]
+    assert "3.0 ms of arithmetic" in said["wall"]
     assert "meet at 10.0 positions" in said["wall"]
     assert "speculative 40.0 and 110" in said["wall"]
     assert "request 12 waited 16.6 s for 1.5 s of work, and all 12 were done after 18.6 s" in said["waits"]
@@ -105,6 +106,7 @@ def test_pictures_that_a_lab_cannot_show_say_why() -> None:
     assert "This picture is left out. It needs a sequential lane" in page
     assert "This picture is left out. It needs a speculative lane" in page
     assert page.count("data-figure=") == 2
+    assert "Parameters: 135 million in float32; copy 18.0 GB/s; matrix product 90.0 GFLOP/s." in page
 
 
 def test_a_simulated_lab_is_called_one() -> None:
