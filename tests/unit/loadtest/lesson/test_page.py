@@ -38,9 +38,7 @@ def test_the_sentences_hold_this_run_s_numbers() -> None:
     said = words(whole())
     assert "112 tokens took 280 ms: 400 tokens/s" in said["parallel"]
     assert "96 of them took 4.8 s: 20.0 tokens/s, slower by a factor of 20.0" in said["parallel"]
-    assert (
-        "1 position took 54.0 ms and one with 16 took 114 ms: 16 times the tokens in 2.11" in said["wall"]
-    )
+    assert "1 position took 54.0 ms and one with 16 took 114 ms: 16 times the tokens in 2.11" in said["wall"]
     assert "30.0 ms to read 540 MB" in said["wall"]
     assert "3.0 ms of arithmetic" in said["wall"]
     assert "meet at 10.0 positions" in said["wall"]
