@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter as Counts
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from loadtest.exporter import EndedRequest, LoadExporter
@@ -40,7 +40,7 @@ def export(environment: Any, read: Callable[[], Progress]) -> Count:
         report = WorkerReport(read)
         events.report_to_master.add_listener(lambda data, **_: data.update({REPORT: report.take()}))
         return report.count
-    workers = Workers(runner.clients) if isinstance(runner, MasterRunner) else None
+    workers = Workers(lambda: workers_present(runner)) if isinstance(runner, MasterRunner) else None
     exporter = LoadExporter(read if workers is None else workers.read)
     if workers is not None:
 
@@ -52,6 +52,12 @@ def export(environment: Any, read: Callable[[], Progress]) -> Count:
     exporter.serve(logger.warning)
     events.quit.add_listener(lambda **_: exporter.close())
     return exporter.count
+
+
+def workers_present(master: Any) -> set[str]:
+    """Ids of the workers that the master hears of. Locust keeps one that is missing in its list for a minute."""
+    clients = master.clients
+    return {str(worker.id) for worker in (*clients.ready, *clients.spawning, *clients.running)}
 
 
 class WorkerReport:
@@ -80,11 +86,11 @@ class Workers:
     """What all workers have told, added up.
 
     Args:
-        connected: ids of the workers that are there now; of the others only what they have sent counts.
+        present: gives the ids of the workers that are there now; of the others only what they have sent counts.
     """
 
-    def __init__(self, connected: Mapping[str, Any]) -> None:
-        self._connected = connected
+    def __init__(self, present: Callable[[], Collection[str]]) -> None:
+        self._present = present
         self._last: dict[str, Progress] = {}
 
     def hear(self, worker: str, report: dict[str, Any]) -> list[EndedRequest]:
@@ -94,7 +100,8 @@ class Workers:
         return [EndedRequest(*request) for request in report["ended"]]
 
     def read(self) -> Progress:
-        here = [progress for worker, progress in self._last.items() if worker in self._connected]
+        present = self._present()
+        here = [progress for worker, progress in self._last.items() if worker in present]
         ever = self._last.values()
         return Progress(
             due=_sum(progress.due for progress in ever),

@@ -81,8 +81,8 @@ def test_a_schedule_that_is_stopped_makes_nothing_more_due() -> None:
 
 
 def test_what_workers_tell_is_added_up_and_who_left_has_no_users() -> None:
-    connected = {"a": None, "b": None}
-    workers, ended = Workers(connected), []
+    present = {"a", "b"}
+    workers, ended = Workers(lambda: present), []
     for name, busy in (("a", 2), ("b", 3)):
         progress = ProgressCounter(Clock(), is_run_active=True)
         report = WorkerReport(progress.read)
@@ -93,9 +93,9 @@ def test_what_workers_tell_is_added_up_and_who_left_has_no_users() -> None:
     assert ended == [ended_request(record("batched"), "batched")] * 2
     place = ("batched", "copy")
     assert workers.read() == Progress({place: 10}, {place: 10}, {place: 5}, is_run_active=True)
-    del connected["b"]
+    present.remove("b")
     assert workers.read() == Progress({place: 10}, {place: 10}, {place: 2}, is_run_active=True)
-    connected.clear()
+    present.clear()
     assert not workers.read().is_run_active
 
 
