@@ -15,18 +15,15 @@ An API key is read from TANDEM_API_KEY, else from OPENAI_API_KEY.
 # isort: off
 from locust import User, constant, events, task
 from locust.exception import StopUser
-from locust.runners import WORKER_REPORT_INTERVAL, MasterRunner, WorkerRunner
+from locust.runners import HEARTBEAT_INTERVAL, WORKER_REPORT_INTERVAL, MasterRunner, WorkerRunner
 from locust.stats import CSV_STATS_INTERVAL_SEC
 # isort: on
 
 import argparse
-import itertools
 import logging
-import os
 import secrets
 import sys
 import time
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,30 +34,24 @@ from gevent.event import Event
 # Given as a path, this file must find its package without an installation.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from loadtest.arrivals import parse_load, schedule
-from loadtest.dispatch import Connections, keep_schedule
-from loadtest.exporter import ended_request
-from loadtest.load import Arrival, ClosedLoop
-from loadtest.load_progress import Place, ProgressCounter
+from loadtest.arrivals import parse_load
+from loadtest.load import ClosedLoop
 from loadtest.locust_charts import add_charts
-from loadtest.locust_exporter import export
-from loadtest.locust_stats import report_to_locust
-from loadtest.openai_server import Server, ServerError, find_server
-from loadtest.record import ClientReason, RequestLabel
+from loadtest.locust_exporter import workers_present
+from loadtest.locust_shares import Shares
+from loadtest.locust_traffic import LEAD_S, WHOLE, Share, Traffic, arrivals_asked
+from loadtest.openai_server import ServerError
 from loadtest.request_body import Dialect
-from loadtest.sse_client import ClientSettings, StreamingClient
 from loadtest.workload import DEFAULT_OUTPUT_TOKENS, load_workload
-from serving.core.client_key import client_key
 from serving.core.errors import ConfigError
-from serving.core.lane import ANY_LANE
 
 logger = logging.getLogger(__name__)
 
-LEAD_S = 1.0  # from the order to begin to the schedule's first instant, so that every worker is ready
-SHARE, SHARE_DONE = "tandem_share", "tandem_share_done"  # messages between master and workers
-PROMPTS_PER_WORKER = 1_000_000
+SHARE_DONE, FAILED = "tandem_share_done", "tandem_failed"  # messages from workers to their master
 EXIT_USAGE = 2
 EXIT_FAILED = 3
+
+prepared = Event()
 
 
 def _checked(check: Callable[[str], Any]) -> Callable[[str], str]:
@@ -98,115 +89,6 @@ def _add_arguments(parser: Any) -> None:
     parser.add_argument("--seed", type=int, default=0, help="Of prompts and arrivals; 0: a fresh one.")
 
 
-def _api_key() -> str | None:
-    """For whatever server is asked; a lab's own key goes before the one that is for all services."""
-    return client_key() or os.environ.get("OPENAI_API_KEY") or None
-
-
-class Traffic:
-    """What this process sends: the server it found, and its part of an open loop's schedule."""
-
-    def __init__(self, environment: Any) -> None:
-        self._environment = environment
-        self._numbers = itertools.count()
-        self._server: Server | None = None
-        self._stopped = Event()
-        self._connections = Connections(self.connect)
-        self._progress = ProgressCounter(time.perf_counter)
-        self._count_ended = export(environment, self._progress.read)
-        self.num_dispatched = 0
-        self._num_ended = 0
-        self.share: dict[str, Any] = {"index": 0, "of": 1, "begin_at": 0.0}
-
-    def connect(self) -> StreamingClient:
-        return StreamingClient(ClientSettings(self._environment.host, api_key=_api_key()))
-
-    @property
-    def place(self) -> Place:
-        """Lane and workload as far as they are known before an answer is there."""
-        options, server = self._environment.parsed_options, self._server
-        anywhere = ANY_LANE if server is None or server.dialect is Dialect.TANDEM else server.model
-        return options.lane or anywhere, options.workload
-
-    @property
-    def num_busy(self) -> int:
-        """Users of a closed loop, or requests in flight of an open one."""
-        if self._environment.parsed_options.load:
-            return self.num_dispatched - self._num_ended
-        return int(self._environment.runner.user_count)
-
-    def begin(self) -> None:
-        """Find the server, and start the schedule if there is one."""
-        environment, options = self._environment, self._environment.parsed_options
-        self._server = find_server(environment.host, options.server, options.model, _api_key())
-        worker = getattr(environment.runner, "worker_index", 0)
-        self._numbers = itertools.count(worker * PROMPTS_PER_WORKER)
-        self._stopped.clear()
-        self._connections = Connections(self.connect)
-        self.num_dispatched = self._num_ended = 0
-        self._progress.is_run_active = True
-        if not options.load:
-            self._progress.began(self)
-        else:
-            gevent.spawn(self._run_schedule).link_exception(lambda _: _fail(environment))
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self._connections.cancel(ClientReason.INTERRUPTED)
-        self._progress.ended()
-        self._progress.is_run_active = False
-
-    def ask_next(self, client: StreamingClient) -> None:
-        """One request of a closed loop."""
-        self._ask(client, next(self._numbers), time.perf_counter())
-
-    def _run_schedule(self) -> None:
-        """This process's share, every n-th arrival, each as soon as it is due."""
-        options, share = self._environment.parsed_options, self.share
-        load = parse_load(options.load)
-        assert not isinstance(load, ClosedLoop)
-        arrivals = tuple(enumerate(schedule(load, f"{options.seed}/{options.workload}/{load.label}/0")))
-        mine = arrivals[share["index"] :: share["of"]]
-        # The master names the instant by the clock on the wall, which is all that processes have in common.
-        lead_s = share["begin_at"] - time.time() if share["begin_at"] else LEAD_S
-        began_at_s = time.perf_counter() + lead_s
-        self._progress.began(self, [began_at_s + arrival.at_s for _, arrival in mine])
-        keep_schedule(mine, began_at_s, time.perf_counter, self._stopped, self._serve)
-        self._connections.close()
-        if not self._stopped.is_set():
-            _say_done(self._environment, len(mine))
-
-    def _serve(self, number: int, due_at_s: float, arrival: Arrival) -> None:
-        client = self._connections.take()
-        try:
-            self._ask(client, number, due_at_s, arrival)
-        finally:
-            self._connections.give_back(client)
-
-    def _ask(
-        self, client: StreamingClient, number: int, due_at_s: float, arrival: Arrival | None = None
-    ) -> None:
-        options, server = self._environment.parsed_options, self._server
-        if server is None:  # the start failed and has said why
-            raise StopUser
-        body = load_workload(options.workload, output_tokens=options.output_tokens).body(
-            model=server.model_for(options.lane),
-            seed=options.seed,
-            number=number,
-            arrival=arrival,
-            dialect=server.dialect,
-        )
-        label = RequestLabel(f"locust-{uuid.uuid4().hex}", options.lane, options.workload, "locust", number)
-        self.num_dispatched += 1
-        try:
-            record = client.send(label, body, scheduled_at_s=due_at_s)
-        finally:
-            self._num_ended += 1
-        lane = record.served_by_lane or options.lane or server.model
-        self._count_ended(ended_request(record, record.served_by_lane or self.place[0]))
-        report_to_locust(self._environment, f"{lane}/{options.workload}", record)
-
-
 @events.init.add_listener  # type: ignore[untyped-decorator]
 def _prepare(environment: Any, web_ui: Any, **_: Any) -> None:
     runner = environment.runner
@@ -215,43 +97,93 @@ def _prepare(environment: Any, web_ui: Any, **_: Any) -> None:
     except ValueError as error:
         logger.error("%s", error)
         sys.exit(EXIT_USAGE)
-    environment.shares_left = 0
+    environment.shares = Shares({})
+    environment.ending = None
     if web_ui is not None:
         add_charts(environment)
-    if isinstance(runner, WorkerRunner):
-        runner.register_message(SHARE, _take_share)
     if isinstance(runner, MasterRunner):
         runner.register_message(SHARE_DONE, _count_share)
-    options = environment.parsed_options
-    if options is not None and not options.seed:
-        options.seed = secrets.randbelow(2**31 - 1) + 1
-        logger.info("seed %d", options.seed)
+        runner.register_message(FAILED, _hear_failure)
+    prepared.set()
 
 
 @events.test_start.add_listener  # type: ignore[untyped-decorator]
 def _begin(environment: Any, **_: Any) -> None:
-    runner = environment.runner
-    if isinstance(runner, MasterRunner):
-        workers = runner.clients.ready
-        environment.shares_left = len(workers)
-        for index, worker in enumerate(sorted(workers, key=lambda worker: str(worker.id))):
-            share = {"index": index, "of": len(workers), "begin_at": time.time() + LEAD_S}
-            runner.send_message(SHARE, share, client_id=worker.id)
-        return
+    prepared.wait()  # a worker that joins a running test is told to start while it is still being made
+    runner, options = environment.runner, environment.parsed_options
+    if environment.ending is not None:
+        environment.ending.kill(block=False)  # the end of the test before is not that of this one
+    environment.starter, environment.process_exit_code = gevent.getcurrent(), None
+    # A worker has its options, the seed included, from the master.
+    if not isinstance(runner, WorkerRunner) and not options.seed:
+        options.seed = secrets.randbelow(2**31 - 1) + 1
+        logger.info("seed %d", options.seed)
     try:
-        environment.traffic.begin()
+        if isinstance(runner, MasterRunner):
+            load_workload(
+                options.workload, output_tokens=options.output_tokens
+            )  # the page lets anything through
+            if options.load:
+                _share_out(environment)
+        else:
+            environment.traffic.begin(
+                _share(environment),
+                lambda num_requests: _say_done(environment, num_requests),
+                lambda error: _fail(environment, error),
+            )
     except (ServerError, ConfigError, ValueError) as error:
-        logger.error("%s", error)
-        _fail(environment)
+        _fail(environment, str(error))
 
 
 @events.test_stopping.add_listener  # type: ignore[untyped-decorator]
 def _stop(environment: Any, **_: Any) -> None:
+    # Locust stops a test by itself when its last worker is gone.
+    _look_for_workers(environment)
+    environment.shares = Shares({})
     environment.traffic.stop()
 
 
-def _take_share(environment: Any, msg: Any, **_: Any) -> None:
-    environment.traffic.share = msg.data
+def _share_out(environment: Any) -> None:
+    """Give every worker its part of the schedule, and watch that none is waited for in vain."""
+    workers, options = sorted(workers_present(environment.runner)), environment.parsed_options
+    arrivals = arrivals_asked(options)
+    environment.shares = Shares(
+        {worker: len(arrivals[index :: len(workers)]) for index, worker in enumerate(workers)}
+    )
+    # Locust sends every worker the master's options when it tells it to start.
+    options.tandem_workers, options.tandem_begin_at_s = workers, time.time() + LEAD_S
+    gevent.spawn(_watch_shares, environment, environment.shares)
+
+
+def _share(environment: Any) -> Share | None:
+    """This process's part of a schedule; None for a worker that was not there when it was shared out."""
+    runner, options = environment.runner, environment.parsed_options
+    if not isinstance(runner, WorkerRunner) or not options.load:
+        return WHOLE
+    if runner.client_id not in options.tandem_workers:
+        logger.warning("this worker came after the schedule was shared out: it sends nothing of it")
+        return None
+    index = options.tandem_workers.index(runner.client_id)
+    return Share(index, len(options.tandem_workers), options.tandem_begin_at_s)
+
+
+def _watch_shares(environment: Any, shares: Shares) -> None:
+    while environment.shares is shares and not shares.is_over:
+        _look_for_workers(environment)
+        gevent.sleep(HEARTBEAT_INTERVAL)
+
+
+def _look_for_workers(environment: Any) -> None:
+    shares = environment.shares
+    if shares.is_over:
+        return
+    gone, back = shares.look(workers_present(environment.runner))
+    for worker, size in gone.items():
+        logger.error("worker %s is gone, and its share of %d arrivals is lost", worker, size)
+    for worker, size in back.items():
+        logger.warning("worker %s is back, with its share of %d arrivals", worker, size)
+    if shares.is_over:
+        _end_shares(environment)
 
 
 def _say_done(environment: Any, num_requests: int) -> None:
@@ -263,24 +195,54 @@ def _say_done(environment: Any, num_requests: int) -> None:
         _end_test(environment)
 
 
-def _count_share(environment: Any, **_: Any) -> None:
-    environment.shares_left -= 1
-    if environment.shares_left == 0:
-        _end_test(environment)
+def _count_share(environment: Any, msg: Any, **_: Any) -> None:
+    if not environment.shares.is_over:
+        environment.shares.done(msg.node_id)
+        if environment.shares.is_over:
+            _end_shares(environment)
 
 
-def _fail(environment: Any) -> None:
+def _end_shares(environment: Any) -> None:
+    shares = environment.shares
+    if shares.lost:
+        logger.error(
+            "the load was not offered as asked: the shares of %d workers, %d of %d arrivals, are lost; "
+            "figures hold what those workers had told until then",
+            len(shares.lost),
+            sum(shares.lost.values()),
+            shares.total,
+        )
+        environment.process_exit_code = EXIT_FAILED
+    _end_test(environment)
+
+
+def _hear_failure(environment: Any, msg: Any, **_: Any) -> None:
+    _fail(environment, f"worker {msg.node_id}: {msg.data}")
+
+
+def _fail(environment: Any, error: str) -> None:
+    """End the test with an error. Locust's page, where there is one, and the workers stay for the next."""
+    logger.error("%s", error)
     environment.process_exit_code = EXIT_FAILED
-    gevent.spawn(environment.runner.quit)
+    if isinstance(environment.runner, WorkerRunner):
+        environment.runner.send_message(FAILED, error)
+    else:
+        gevent.spawn(_end, environment)
 
 
 def _end_test(environment: Any) -> None:
     # Locust writes its CSV, and workers report, at intervals only: what came last must not be missing.
     is_master = isinstance(environment.runner, MasterRunner)
     settle_s = 2 * CSV_STATS_INTERVAL_SEC + (WORKER_REPORT_INTERVAL if is_master else 0)
-    gevent.spawn_later(
-        settle_s, environment.runner.stop if environment.web_ui is not None else environment.runner.quit
-    )
+    environment.ending = gevent.spawn_later(settle_s, _end, environment)
+
+
+def _end(environment: Any) -> None:
+    if environment.web_ui is None:
+        environment.runner.quit()
+    else:
+        environment.starter.kill()  # Locust would go on with a ramp, and call that test running
+        environment.runner.stop()
 
 
 class ChatUser(User):  # type: ignore[misc]
@@ -296,7 +258,10 @@ class ChatUser(User):  # type: ignore[misc]
 
     @task  # type: ignore[untyped-decorator]
     def ask(self) -> None:
-        if self.environment.parsed_options.load:
+        run = self.environment.traffic.run
+        if run is None:  # the start failed and has said why
+            raise StopUser
+        if run.is_open_loop:
             gevent.sleep(1)
-        else:
-            self.environment.traffic.ask_next(self.client)
+        elif not run.ask_next(self.client):
+            raise StopUser

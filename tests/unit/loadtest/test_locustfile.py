@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -123,6 +124,92 @@ def test_workers_share_one_schedule(tmp_path: Path) -> None:
     assert all("schedule done: 20 requests" in out for out in said), said
     assert lab.num_requests["quick"] == 40
     assert rows_of(tmp_path / "out_stats.csv")["quick/copy", "E2E"]["Request Count"] == "40"
+
+
+def test_a_worker_that_is_killed_costs_its_share_and_one_that_comes_late_has_none(tmp_path: Path) -> None:
+    port = str(free_port())
+    worker = ("--worker", "--master-port", port)
+    with (
+        fake_lab({"quick": QUICK}) as (url, lab),
+        started(tmp_path, *worker) as one,
+        started(tmp_path, *worker) as killed,
+    ):
+        arguments = ("--lane", "quick", "--load", "constant:8/s,10s", "--output-tokens", "4")
+        bind = ("--master-bind-port", port, "--master-bind-host", "127.0.0.1", "--expect-workers", "2")
+        under_way = lab.after(8)
+        with started(tmp_path, "--host", url, "--headless", "--master", *bind, *arguments) as process:
+            assert under_way.wait(TIMEOUT_S)
+            killed.kill()
+            with started(tmp_path, *worker) as late:
+                out, _ = process.communicate(timeout=TIMEOUT_S)
+                said = [process.communicate(timeout=TIMEOUT_S)[0] for process in (one, late)]
+    assert process.returncode == 3, out
+    assert "is gone, and its share of 40 arrivals is lost" in out
+    assert "the shares of 1 workers, 40 of 80 arrivals, are lost" in out
+    assert "schedule done: 40 requests" in said[0]
+    assert "this worker came after the schedule was shared out" in said[1]
+    assert 40 < lab.num_requests["quick"] < 80
+
+
+def test_a_server_that_only_a_worker_cannot_reach_ends_the_test_and_is_named(tmp_path: Path) -> None:
+    port, nobody = str(free_port()), f"http://127.0.0.1:{free_port()}"
+    with started(tmp_path, "--worker", "--master-port", port) as worker:
+        bind = ("--master-bind-port", port, "--master-bind-host", "127.0.0.1", "--expect-workers", "1")
+        code, out = locust(tmp_path, "--host", nobody, "--headless", "--master", *bind, "--users", "1")
+        worker.communicate(timeout=TIMEOUT_S)
+    assert (code, worker.returncode) == (3, 3)
+    assert re.search(
+        rf"ERROR/\S+ worker \S+: {nobody}/v1/models: cannot be reached: Connection refused", out
+    ), out
+
+
+def swarm(page: str, **options: str | int) -> None:
+    """Press Start, or Edit, on Locust's page."""
+    form = {"user_count": 2, "spawn_rate": 1, "lane": "quick", "workload": "copy", "load": ""} | options
+    urllib.request.urlopen(f"{page}/swarm", urllib.parse.urlencode(form).encode(), timeout=10).close()
+
+
+def counted(metrics: str, name: str, workload: str) -> float:
+    """A counter of the lane, all outcomes together."""
+    rows = re.findall(rf'^tandem_load_{name}{{.*workload="{workload}"}} (\S+)$', metrics, re.MULTILINE)
+    return sum(float(row) for row in rows)
+
+
+def test_tests_from_the_page_one_after_another(tmp_path: Path) -> None:
+    port, metrics_port = free_port(), free_port()
+    page, live = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{metrics_port}/metrics"
+    web = ("--web-host", "127.0.0.1", "--web-port", str(port), "--output-tokens", "4")
+    with fake_lab({"quick": QUICK}) as (url, lab), started(
+        tmp_path, "--host", url, *web, metrics_port=metrics_port
+    ) as process:  # fmt: skip
+        read_until(page, "<html")
+        swarm(page)
+        first = read_until(live, 'tandem_load_users{lane="quick",workload="copy"} 2.0')
+        # Who changes the workload while users ask means the next test.
+        swarm(page, user_count=3, workload="story")
+        read_until(live, 'tandem_load_users{lane="quick",workload="copy"} 3.0')
+        urllib.request.urlopen(f"{page}/stop", b"", timeout=10).close()
+        stopped = read_until(live, "tandem_load_run_active 0.0")
+        asked = lab.num_requests["quick"]
+
+        swarm(page, load="poison:4/s")
+        read_until(f"{page}/logs", "load 'poison:4/s': 'poison' is none of")
+        swarm(page, load="constant:20/s,1s", workload="story", user_count=20)
+        read_until(live, 'tandem_load_requests_total{lane="quick",outcome="completed",workload="story"} 20.0')
+        # It ends by itself, before the last user is there.
+        last = read_until(live, "tandem_load_run_active 0.0")
+        assert '"state":"stopped"' in read(f"{page}/stats/requests").replace(" ", "")
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, out
+    assert counted(stopped, "sent_requests_total", "copy") > counted(first, "sent_requests_total", "copy")
+    assert counted(stopped, "sent_requests_total", "story") == 0
+    # Every request that was begun has ended, those that the stop cut off too; the lab saw all that were sent.
+    assert counted(stopped, "requests_total", "copy") == counted(stopped, "sent_requests_total", "copy")
+    assert asked <= counted(stopped, "sent_requests_total", "copy") <= asked + 3
+    for name in ("sent_requests_total", "due_requests_total", "requests_total"):
+        assert counted(last, name, "copy") == counted(stopped, name, "copy")
+        assert counted(last, name, "story") == 20
 
 
 def test_the_page_has_charts_and_leads_to_them(tmp_path: Path) -> None:
