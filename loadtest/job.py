@@ -25,7 +25,7 @@ from loadtest.lesson.roofline import Roofline, kept_ceilings, roofline_of
 from loadtest.load import ClosedLoop
 from loadtest.plan import Plan
 from loadtest.prompt_tokens import token_counter, tokenizer_of
-from loadtest.rundir import RunFile, RunInfo, RunStatus, StageRun
+from loadtest.rundir import RunFile, RunInfo, RunStatus, RunWriteError, StageRun
 from loadtest.summary import Summary
 from serving import machine, run_directory
 from serving.core.client_key import KEY_HINT
@@ -138,7 +138,7 @@ def _roofline(description: Mapping[str, Any]) -> Roofline | str:
 
 @contextmanager
 def usage_errors() -> Iterator[None]:
-    """Faults of what was asked for end the program with a line and exit code 2; an absent lab with 3."""
+    """Faults of what was asked for end the program with a line and exit code 2, an absent lab with 3."""
     try:
         yield
     except lab.LabError as error:
@@ -146,8 +146,10 @@ def usage_errors() -> Iterator[None]:
         _leave(str(error) if is_locked else f"{error}\nIs the lab up? `tandem up` starts it.")
     except (ValueError, ConfigError) as error:
         raise click.UsageError(str(error)) from None
+    except RunWriteError as error:
+        raise click.ClickException(str(error)) from None
     except OSError as error:
-        where = f"{error.filename}: {error.strerror}"
+        where = ": ".join(filter(None, (error.filename, error.strerror)))  # a full disk has no file name
         raise click.UsageError(f"the run's directory cannot be made: {where} (--out, --runs-dir)") from None
 
 
@@ -160,7 +162,30 @@ Measure = Callable[[Runner, RunInfo], Iterator[MeasuredStage]]
 
 
 def execute(job: Job, measure: Measure, *, with_ceiling: bool, as_json: bool) -> Outcome:
-    """Run the stages that `measure` yields, keep each as soon as it ended, and write and show the report."""
+    """Run the stages that `measure` yields, keep each as soon as it ended, and write and show the report.
+
+    Where something cannot be written, the program ends with a line and exit code 1; what had been kept stays.
+    """
+    try:
+        status, signal_number = _measure(job, measure, with_ceiling)
+    except RunWriteError as error:
+        raise click.ClickException(
+            f"{error}\nStages that had ended are kept. Make room; --resume {job.directory} goes on with the run."
+        ) from None
+    try:
+        with progress() as say:
+            say("writing the report")
+            summary = report.build(job.directory)
+    except RunWriteError as error:
+        raise click.ClickException(
+            f"{error}\nAll that was measured is kept. Make room; tandem report {job.directory} writes the report."
+        ) from None
+    report.show(summary, job.directory, as_json)
+    return Outcome(summary, status, signal_number)
+
+
+def _measure(job: Job, measure: Measure, with_ceiling: bool) -> tuple[RunStatus, int | None]:
+    """Run the stages; how the run ended, and the signal that stopped it."""
     plan = job.plan
     stop = Stop()
     with progress() as say:
@@ -205,10 +230,7 @@ def execute(job: Job, measure: Measure, *, with_ceiling: bool, as_json: bool) ->
                     save(RunStatus.RUNNING)
                 status = _status(stop, plan, stages)
                 save(status)
-        say("writing the report")
-        summary = report.build(job.directory)
-    report.show(summary, job.directory, as_json)
-    return Outcome(summary, status, stop.signal)
+    return status, stop.signal
 
 
 @contextmanager

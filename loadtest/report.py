@@ -26,7 +26,10 @@ from loadtest.rundir import (
     REPORT_FILE,
     REQUESTS_FILE,
     SUMMARY_FILE,
+    RunWriteError,
     read_run,
+    replace_file,
+    writing,
 )
 from loadtest.step_pictures import NO_PICTURES, StepPictures, draw_steps
 from loadtest.summary import Summary, summary_json
@@ -41,16 +44,18 @@ def build(directory: Path) -> Summary:
 
     Raises:
         ValueError: a file of the run is missing or damaged; the text names it.
+        RunWriteError: a file of the report cannot be written.
     """
     summary = summarize_dir(directory)
     for name in (SUMMARY_FILE, BENCH_FILE):
-        (directory / name).write_text(summary_json(summary), encoding="utf-8")
+        replace_file(directory / name, summary_json(summary).encode())
     steps = draw_steps(read_run(directory), directory)
     figures = draw_all(summary) + steps.figures
-    (directory / FIGURES_DIR).mkdir(exist_ok=True)
-    for drawn in figures:
-        save_png(drawn, directory / FIGURES_DIR)
-    (directory / REPORT_FILE).write_text(render(summary, figures, steps), encoding="utf-8")
+    with writing(directory / FIGURES_DIR):
+        (directory / FIGURES_DIR).mkdir(exist_ok=True)
+        for drawn in figures:
+            save_png(drawn, directory / FIGURES_DIR)
+    replace_file(directory / REPORT_FILE, render(summary, figures, steps).encode())
     return summary
 
 
@@ -139,6 +144,8 @@ def main(directories: tuple[Path, ...], as_json: bool, lanes: str | None, out: P
         for directory in directories:
             if torn := torn_line(directory / REQUESTS_FILE):
                 click.echo(torn, err=True)
+    except RunWriteError as error:
+        raise click.ClickException(str(error)) from None
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     sys.exit(0 if is_valid else EXIT_INVALID)
@@ -155,13 +162,11 @@ def _lane_pair(text: str | None) -> tuple[str, str] | None:
 
 def _compare(a: Path, b: Path, lanes: tuple[str, str] | None, out: Path, as_json: bool) -> bool:
     """Print the comparison of two runs and write its page; whether all of its stages may be used."""
-    try:
-        with progress() as say:
-            say(f"comparing {a} and {b}")
-            comparison = compare(load_run(a), load_run(b), lanes)
+    with progress() as say:
+        say(f"comparing {a} and {b}")
+        comparison = compare(load_run(a), load_run(b), lanes)
+        with writing(out):
             write_page(comparison, out)
-    except OSError as error:
-        raise ValueError(f"{out}: cannot be written: {error.strerror}") from None
     if as_json:
         sys.stdout.write(comparison_json(comparison))
     else:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -17,6 +19,7 @@ from loadtest.lesson.roofline import Roofline
 from loadtest.plan import StagePlan
 from loadtest.record import faults_in_words
 from loadtest.slo import parse_slo
+from serving.core.errors import TandemError
 
 REQUESTS_FILE = "requests.jsonl"
 RUN_FILE = "run.json"
@@ -134,19 +137,45 @@ _NEEDED = {
 }
 
 
+class RunWriteError(TandemError):
+    """A file of a run cannot be written; the text names the file and says why."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Name the file when it cannot be written: of a full disk the system says no name.
+
+    Raises:
+        RunWriteError: it cannot.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RunWriteError(f"{path}: cannot be written: {error.strerror}") from None
+
+
 def write_run(run: RunFile, directory: Path) -> None:
     """Write `run.json`; whoever reads it, or comes after a crash, finds the old one or the new one, whole."""
     replace_file(directory / RUN_FILE, _ADAPTER.dump_json(run, indent=1) + b"\n")
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Give a file new content in one step."""
+    """Give a file new content in one step.
+
+    Raises:
+        RunWriteError: it cannot be written; it is as it was.
+    """
     fresh = path.with_name(f".{path.name}.new")
-    with fresh.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
+    with writing(path):
+        try:
+            with fresh.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(path)
+        except OSError:
+            fresh.unlink(missing_ok=True)
+            raise
 
 
 def read_run(directory: Path) -> RunFile:

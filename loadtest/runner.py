@@ -8,6 +8,7 @@ from locust.exception import StopUser
 # isort: on
 
 import fcntl
+import os
 import resource
 import sys
 import time
@@ -26,7 +27,7 @@ from loadtest.locust_stats import report_to_locust
 from loadtest.plan import Plan, StagePlan, time_left_s
 from loadtest.prompt_tokens import BYTE_ESTIMATE, TokenCounter
 from loadtest.record import ClientReason, RequestRecord, to_row
-from loadtest.rundir import StageRun
+from loadtest.rundir import StageRun, writing
 from loadtest.slo import parse_slo
 from loadtest.stage import MAX_IN_FLIGHT, Sender, Stage, WarmUp, make_stage
 from loadtest.stage_trace import TracedStage, tracing
@@ -110,7 +111,10 @@ class Runner:
         self._exporter = LoadExporter(self._progress.read)
         self._exporter.serve(say)
         self._directory = requests_path.parent
-        self._requests = requests_path.open("a", encoding="utf-8")
+        self._requests_path = requests_path
+        # Nothing is left in a buffer: a record is in the file, or is known not to be.
+        self._requests = requests_path.open("ab", buffering=0)
+        self._write_fault: OSError | None = None
         fcntl.flock(self._requests, fcntl.LOCK_EX | fcntl.LOCK_NB)  # see resume.refuse_running
         # A fault of ours in a user must end the user, not send its share a second time.
         self._environment = Environment(user_classes=[StageUser], catch_exceptions=False)
@@ -158,14 +162,19 @@ class Runner:
 
         Returns:
             None when the run was stopped before the stage began.
+
+        Raises:
+            RunWriteError: a record could not be written; those of earlier stages are there.
         """
         if plan.lane not in self._warm_lanes:
             self._warm_up(plan)
+            self._refuse_missing_records()
         if self._stop.is_set:
             return None
         stage = make_stage(self._sender, plan, self._keep, self._max_in_flight)
         with self._tracing(plan) as traced:
             run = self._run_stage(stage, place, left)
+        self._refuse_missing_records()
         return MeasuredStage(replace(run, trace=traced.trace), tuple(stage.records))
 
     def _tracing(self, plan: StagePlan) -> AbstractContextManager[TracedStage]:
@@ -235,11 +244,28 @@ class Runner:
             stage.done.wait(TICK_S)
 
     def _keep(self, record: RequestRecord) -> None:
-        self._requests.write(to_row(record) + "\n")
-        self._requests.flush()
+        if self._write_fault is None:
+            self._write(to_row(record).encode() + b"\n")
         self._exporter.count(ended_request(record, record.label.lane))
         if not record.label.is_warmup:
             report_to_locust(self._environment, record.label.stage, record)
+
+    def _write(self, row: bytes) -> None:
+        """Append a row, or take back what of it fitted and end the stage: without all records it has no figures."""
+        size_bytes = os.fstat(self._requests.fileno()).st_size
+        try:
+            while row:
+                row = row[self._requests.write(row) :]
+        except OSError as error:
+            self._write_fault = error
+            os.ftruncate(self._requests.fileno(), size_bytes)
+            if self._stop.stage is not None:
+                self._stop.stage.stop(ClientReason.INTERRUPTED)
+
+    def _refuse_missing_records(self) -> None:
+        if self._write_fault is not None:
+            with writing(self._requests_path):
+                raise self._write_fault
 
 
 def _num_sent(records: Collection[RequestRecord]) -> int:

@@ -96,9 +96,15 @@ def _write(
     )
     trace = Trace(header, spans, steps)
     path = directory / TRACES_DIR / f"{slug(stage.key)}.jsonl"
-    path.parent.mkdir(exist_ok=True)
-    write_trace(trace, path)
-    write_chrome_trace(trace, path.with_suffix(".json"))
+    shown = path.with_suffix(".json")
+    try:
+        path.parent.mkdir(exist_ok=True)
+        write_trace(trace, path)
+        write_chrome_trace(trace, shown)
+    except OSError as error:
+        shown.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        return StageTrace(None, (*faults, f"{path}: cannot be written: {error.strerror}"))
     return StageTrace(path.name, tuple(faults))
 
 

@@ -266,6 +266,40 @@ def test_ctrl_c_writes_what_there_is_and_resume_does_the_rest(tmp_path: Path) ->
     assert [stage["requests"] for stage in summary["stages"]] == [4, 4, 8, 8]
 
 
+# A command under a limit of what a file may hold: a full disk that needs no file system of its own.
+LIMITED = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def test_a_run_that_finds_the_disk_full_keeps_what_had_finished(tmp_path: Path) -> None:
+    # About 1.5 kB a record: those of the first stage fit, those of the second do not.
+    arguments = ("--concurrency", "1,8", "--workloads", "copy", "--output-tokens", "20")
+    with fake_lab({"quick": QUICK}) as (url, _):
+        full = subprocess.run(
+            [sys.executable, "-c", LIMITED, "20000", *command(url, tmp_path, *arguments)],
+            capture_output=True, text=True, timeout=TIMEOUT_S, check=False, cwd=ROOT,
+        )  # fmt: skip
+        directory = (tmp_path / "latest").resolve()
+        kept = records_of(tmp_path)
+        stages = read_run(directory).stages
+        done = bench(url, tmp_path, "--resume", str(directory))
+    assert full.returncode == 1, full.stderr
+    assert "Traceback" not in full.stderr
+    assert re.search(
+        r"^Error: .*/requests\.jsonl: cannot be written: File too large$", full.stderr, re.MULTILINE
+    )
+    assert f"--resume {tmp_path}" in full.stderr
+    assert [stage.plan.key for stage in stages] == ["quick/copy/1 user"]
+    assert 5 < len(kept) < 21
+    assert "the last line is cut off" not in done.stderr
+    check_measured(done, directory)
+    assert read_run(directory).run.status == "complete"
+    assert len(records_of(tmp_path)) == 5 + 1 + 16
+
+
 def test_a_run_goes_on_only_on_the_lab_it_was_measured_on(tmp_path: Path) -> None:
     slow = FakeLane("batched", ttft_s=0.01, gap_s=0.4)
     arguments = ("--concurrency", "1", "--workloads", "copy", "--output-tokens", "4")

@@ -171,6 +171,20 @@ def test_a_run_that_was_killed_in_a_line_has_a_report_that_says_so(tmp_path: Pat
     assert f"Error: {path}:3: not a request record: " in damaged.stderr
 
 
+@pytest.mark.parametrize("name", ["summary.json", "figures", "report.html"])
+def test_a_report_that_cannot_be_written_names_the_file(name: str, tmp_path: Path) -> None:
+    records = [record("batched")]
+    write_whole_run(tmp_path, run_file([stage_run(records)]), records)
+    if name == "figures":
+        (tmp_path / name).touch()
+    else:
+        (tmp_path / name).mkdir()
+    done = CliRunner().invoke(main, [str(tmp_path)])
+    assert done.exit_code == 1
+    assert f"Error: {tmp_path / name}: cannot be written: " in done.stderr
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
 def test_a_directory_that_is_no_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"requests\.jsonl: is missing; is this the directory of a run\?"):
         build(tmp_path)

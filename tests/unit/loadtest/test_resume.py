@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -12,7 +14,16 @@ import pytest
 from loadtest import resume
 from loadtest.plan import Plan, write_plan
 from loadtest.record import ClientReason, RequestRecord, read_records, to_row
-from loadtest.rundir import PLAN_FILE, REQUESTS_FILE, RUN_FILE, RunFile, RunStatus, read_run, write_run
+from loadtest.rundir import (
+    PLAN_FILE,
+    REQUESTS_FILE,
+    RUN_FILE,
+    RunFile,
+    RunStatus,
+    RunWriteError,
+    read_run,
+    write_run,
+)
 
 from . import runs
 
@@ -139,6 +150,23 @@ def test_a_damaged_description_of_a_run_is_named_with_its_fault(
     with pytest.raises(ValueError, match=rf"run\.json: not the description of a run: {fault}") as raised:
         read_run(tmp_path)
     assert "\n" not in str(raised.value)
+
+
+def test_a_file_that_finds_the_disk_full_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = stopped_run(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def fail(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(RunWriteError, match=r"run\.json: cannot be written: No space left on device$"):
+        write_run(replace(run, stages=()), tmp_path)
+    with pytest.raises(RunWriteError, match=r"requests\.jsonl: cannot be written: No space left on device$"):
+        resume.drop_unfinished(tmp_path, frozenset())
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from loadtest import stage_trace
 from loadtest.experiment import check
 from loadtest.lesson.traced_lab import LessonError, Question, find_lab
 from loadtest.load import ClosedLoop
 from loadtest.plan import Plan, StagePlan
+from loadtest.rundir import StageTrace
 from loadtest.stage_trace import tracing
 from loadtest.step_recording import recording
-from serving.core.trace_file import read_trace
+from serving.core.trace_file import Trace, read_trace
 
 from .lesson.scripted_lab import ScriptedLab, scripted_lab
 
@@ -83,6 +87,21 @@ def test_a_lab_that_is_gone_afterwards_is_no_reason_to_lose_the_stage(tmp_path: 
     assert traced.trace is not None
     assert len(traced.trace.faults) == 2, "no steps, no requests"
     assert all("cannot be reached" in fault for fault in traced.trace.faults)
+
+
+def test_a_trace_that_finds_the_disk_full_is_no_reason_to_lose_the_stage(
+    lab: ScriptedLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(trace: Trace, path: Path) -> None:
+        path.write_text("{")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(stage_trace, "write_chrome_trace", fill)
+    with tracing(STAGE, lab.url, tmp_path) as traced:
+        complete(lab, "batched-lane", 2)
+    path = tmp_path / "traces" / "batched-lane-copy-1-user.jsonl"
+    assert traced.trace == StageTrace(None, (f"{path}: cannot be written: No space left on device",))
+    assert list(path.parent.iterdir()) == []
 
 
 def test_a_stage_that_fails_leaves_no_recording(lab: ScriptedLab, tmp_path: Path) -> None:
