@@ -11,10 +11,11 @@ import re
 import time
 import urllib.parse
 import urllib.request
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import altair as alt
 import click
@@ -22,16 +23,17 @@ import vl_convert
 
 from dashboards.catalogue import DASHBOARDS
 from dashboards.spec import Dashboard, Panel, Query, filled
+from serving.core.lane_colours import LANE_COLOURS, lane_colours
+from serving.progress import progress
 
 READ_TIMEOUT_S = 30
 POINTS = 240  # in a panel, at most
 GRID_WIDTH_PX = 1240
 PANEL_HEIGHT_PX = 190
 PNG_SCALE = 1.5
-# Told apart on white, and by people who see no red or green.
-COLOURS = ("#2a86c8", "#d9601a", "#0d9970", "#b0589a", "#8a7a1f", "#5a6b7b", "#c23b4e", "#4c4fb0")
 REFERENCE_COLOUR = "#9aa3ad"
 DASHES = ((1, 0), (6, 3), (2, 2), (9, 3, 2, 3))
+OPACITIES = (0.7, 0.45, 0.25, 0.1)
 LEGEND_COLUMN_PX = 200
 UNITS = {
     "s": "seconds",
@@ -45,8 +47,10 @@ UNITS = {
     "short": "",
 }
 
-Point = dict[str, Any]  # at: milliseconds since the epoch; line; value
+Point = dict[str, Any]  # at: milliseconds since the epoch; line; value; owner
+Owner = tuple[str, str]  # whose a line is: a label and its value; no label for what has none
 Chart = Any  # mypy skips altair
+Look = TypeVar("Look")
 
 
 class NoPrometheusError(click.ClickException):
@@ -79,7 +83,12 @@ def read_points(
     except (OSError, ValueError, KeyError) as error:
         raise NoPrometheusError(f"{prometheus_url}: {error}: {parameters['query']}") from error
     return [
-        {"at": float(at_s) * 1000, "line": line_name(query.legend, series["metric"]), "value": float(value)}
+        {
+            "at": float(at_s) * 1000,
+            "line": line_name(query.legend, series["metric"]),
+            "value": float(value),
+            "owner": owner_of(query, series["metric"]),
+        }
         for series in data["result"]
         for at_s, value in series["values"]
         if math.isfinite(float(value))
@@ -91,44 +100,65 @@ def line_name(legend: str, labels: dict[str, str]) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda match: labels.get(match[1], ""), legend)
 
 
-def colour_of(names: Sequence[str], line: str) -> str:
-    """A lane or replica has one colour in all panels; what is compared with is grey."""
-    first = line.split(" ", 1)[0]
-    return COLOURS[names.index(first) % len(COLOURS)] if first in names else REFERENCE_COLOUR
+def owner_of(query: Query, labels: Mapping[str, str]) -> Owner:
+    """The lane, also of a replica's line; else what the legend names first."""
+    if not query.labels:
+        return "", query.legend
+    label = "lane" if labels.get("lane") else query.labels[0]
+    return label, labels.get(label, "")
 
 
-def references(panel: Panel) -> set[str]:
-    """Lines that others are compared with: those without labels, where there are others."""
-    bare = {query.legend for query in panel.queries if "{{" not in query.legend}
-    return bare if len(bare) < len(panel.queries) else set()
-
-
-def dashes_of(lines: Sequence[str]) -> list[list[int]]:
-    """Lines that share their first word, and so their colour, differ in their dashes."""
-    seen: Counter[str] = Counter()
-    found = []
-    for line in lines:
-        first = line.split(" ", 1)[0]
-        found.append(list(DASHES[seen[first] % len(DASHES)]))
-        seen[first] += 1
+def colours_of(owners: Iterable[Owner]) -> dict[Owner, str]:
+    """One colour for each owner in all panels: a lane's as in a report, the others' by the alphabet."""
+    by_label = defaultdict(list)
+    for label, value in sorted(set(owners)):
+        by_label[label].append(value)
+    found = {("lane", lane): colour for lane, colour in lane_colours(by_label.pop("lane", ())).items()}
+    for label, values in by_label.items():
+        # From the end: its colours are the last that a lane takes.
+        found |= {
+            (label, value): colour for value, colour in zip(values, cycle(LANE_COLOURS[::-1]), strict=False)
+        }
     return found
 
 
-def draw_panel(
-    panel: Panel, points: Sequence[Point], span_s: tuple[float, float], names: Sequence[str]
-) -> Chart:
-    """One panel; a panel without data says so.
+def told_apart(colours: Sequence[str], looks: Sequence[Look]) -> list[Look]:
+    """A look for each line; lines that share a colour differ in it."""
+    seen: Counter[str] = Counter()
+    found = []
+    for colour in colours:
+        found.append(looks[seen[colour] % len(looks)])
+        seen[colour] += 1
+    return found
 
-    Args:
-        names: the first words of all lines of the dashboard that have labels, in the order of the colours.
-    """
+
+def has_data(panel: Panel, points: Iterable[Point]) -> bool:
+    """Whether there is more than what others are compared with."""
+    return any(point["line"] not in panel.references for point in points)
+
+
+def why_empty(panel: Panel) -> str:
+    """When that is no fault; empty where it is one."""
+    return "; ".join(query.may_be_empty for query in panel.queries if query.may_be_empty)
+
+
+def draw_panel(
+    panel: Panel, points: Sequence[Point], span_s: tuple[float, float], colour_by_owner: Mapping[Owner, str]
+) -> Chart:
+    """One panel; a panel without data says so."""
     width_px = round(GRID_WIDTH_PX * panel.width / 24) - 90
     title = alt.TitleParams(panel.title, subtitle=_wrapped(panel.description, width_px))
     size = {"width": width_px, "height": PANEL_HEIGHT_PX, "title": title}
-    if not points:
-        return alt.Chart(alt.Data(values=[{}])).mark_text(text="no data", color="#56606b").properties(**size)
-    lines = sorted({point["line"] for point in points})
-    colours = [colour_of(names, line) for line in lines]
+    if not has_data(panel, points):
+        text = ["no data", *_wrapped(why_empty(panel), width_px)]
+        empty = alt.Chart(alt.Data(values=[{}])).mark_text(text=text, color="#56606b", fontSize=13)
+        return empty.properties(**size, view=alt.ViewBackground(stroke="#c5ccd3", strokeDash=[4, 4]))
+    owner_by_line = {point["line"]: point["owner"] for point in points}
+    lines = sorted(owner_by_line)
+    colours = [
+        REFERENCE_COLOUR if line in panel.references else colour_by_owner[owner_by_line[line]]
+        for line in lines
+    ]
     if panel.kind == "stat":
         return _bars(points, lines, colours).properties(**size)
     highest = max(point["value"] for point in points)
@@ -160,9 +190,12 @@ def draw_panel(
         ),
     )
     if panel.kind == "stack":
-        marks = [base.mark_area(opacity=0.6, clip=True)]
+        shares = alt.Scale(domain=lines, range=told_apart(colours, OPACITIES))
+        opacity = alt.FillOpacity("line:N", sort=None, scale=shares, title=None)
+        marks = [base.mark_area(clip=True).encode(fillOpacity=opacity)]
     else:
-        dash = alt.StrokeDash("line:N", scale=alt.Scale(domain=lines, range=dashes_of(lines)), title=None)
+        dashes = alt.Scale(domain=lines, range=told_apart(colours, DASHES))
+        dash = alt.StrokeDash("line:N", scale=dashes, title=None)
         marks = [base.mark_line(strokeWidth=1.8, clip=True).encode(strokeDash=dash)]
     for value, colour in panel.thresholds:
         if value <= highest * 1.2:
@@ -179,7 +212,9 @@ def _bars(points: Sequence[Point], lines: Sequence[str], colours: Sequence[str])
         x=alt.X("value:Q", title=None, axis=alt.Axis(tickMinStep=1), scale=alt.Scale(domainMin=0)),
     )
     colour = alt.Color("line:N", scale=alt.Scale(domain=lines, range=colours), legend=None)
-    return base.mark_bar(opacity=0.8).encode(color=colour) + base.mark_text(dx=10).encode(text="value:Q")
+    return base.mark_bar(opacity=0.8).encode(color=colour) + base.mark_text(align="left", dx=4).encode(
+        text=alt.Text("value:Q", format=",.3~r")
+    )
 
 
 def _number_format(unit: str) -> str:
@@ -199,31 +234,36 @@ def _wrapped(text: str, width_px: int) -> list[str]:
     return lines
 
 
-def draw(
+Data = dict[Panel, list[Point]]
+
+
+def read(
     dashboard: Dashboard, prometheus_url: str, values: dict[str, str], span_s: tuple[float, float]
-) -> Chart:
-    """The whole dashboard, row by row.
+) -> Data:
+    """All points of a dashboard, panel by panel.
 
     Raises:
         NoPrometheusError: as `read_points`.
     """
-    data = {
+    return {
         panel: [
             point for query in panel.queries for point in read_points(prometheus_url, query, values, span_s)
         ]
         for panel in dashboard.panels
     }
-    names = sorted(
-        {
-            point["line"].split(" ", 1)[0]
-            for panel, points in data.items()
-            for point in points
-            if point["line"] not in references(panel)
-        }
+
+
+def draw(dashboard: Dashboard, data: Data, span_s: tuple[float, float]) -> Chart:
+    """The whole dashboard, row by row."""
+    colours = colours_of(
+        point["owner"]
+        for panel, points in data.items()
+        for point in points
+        if point["line"] not in panel.references
     )
     rows = []
     for row in dashboard.rows:
-        drawn = [draw_panel(panel, data[panel], span_s, names) for panel in row.panels]
+        drawn = [draw_panel(panel, data[panel], span_s, colours) for panel in row.panels]
         # A row may hold more than one line of panels.
         line: list[Chart] = []
         width = 0
@@ -289,11 +329,22 @@ def main(
     for dashboard in DASHBOARDS:
         if dashboard.name not in (chosen or ("tension", "speculation")):
             continue
-        spec = draw(dashboard, prometheus_url.rstrip("/"), values, span_s).to_dict()
-        (out / f"{dashboard.name}.png").write_bytes(vl_convert.vegalite_to_png(spec, scale=PNG_SCALE))
-        page = vl_convert.vegalite_to_html(spec, bundle=True)
-        (out / f"{dashboard.name}.html").write_text(page, encoding="utf-8")
+        with progress() as say:
+            say(f"{dashboard.name}: reading {len(dashboard.panels)} panels")
+            data = read(dashboard, prometheus_url.rstrip("/"), values, span_s)
+            say(f"{dashboard.name}: drawing")
+            spec = draw(dashboard, data, span_s).to_dict()
+            (out / f"{dashboard.name}.png").write_bytes(vl_convert.vegalite_to_png(spec, scale=PNG_SCALE))
+            say(f"{dashboard.name}: writing the page")
+            page = vl_convert.vegalite_to_html(spec, bundle=True)
+            (out / f"{dashboard.name}.html").write_text(page, encoding="utf-8")
         click.echo(f"{out / dashboard.name}.png and .html")
+        empty = [panel for panel in data if not has_data(panel, data[panel])]
+        if empty:
+            click.echo(f"  no data in {len(empty)} of {len(data)} panels:")
+        for panel in empty:
+            reason = why_empty(panel)
+            click.echo(f"    {panel.title}" + (f": {reason}" if reason else ""))
 
 
 if __name__ == "__main__":

@@ -39,6 +39,11 @@ class Query:
     legend: str
     may_be_empty: str = ""
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels that its legend names."""
+        return tuple(re.findall(r"\{\{(\w+)\}\}", self.legend))
+
 
 @dataclass(frozen=True, slots=True)
 class Panel:
@@ -58,6 +63,12 @@ class Panel:
     kind: Kind = "lines"
     thresholds: tuple[tuple[float, Colour], ...] = ()
     width: int = 12
+
+    @property
+    def references(self) -> frozenset[str]:
+        """Lines that others are compared with: those without labels, where there are others."""
+        bare = frozenset(query.legend for query in self.queries if not query.labels)
+        return bare if len(bare) < len(self.queries) else frozenset()
 
 
 @dataclass(frozen=True, slots=True)

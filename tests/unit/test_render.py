@@ -14,15 +14,17 @@ from click.testing import CliRunner
 
 from dashboards import render
 from dashboards.spec import Panel, Query
+from serving.core.lane_colours import lane_colours
 
 
 class Prometheus(BaseHTTPRequestHandler):
-    """Answers every range query with the same two series."""
+    """Answers every range query with the same two series, but one with none."""
 
     def do_GET(self) -> None:
+        lanes = () if "goodput" in self.path else ("batched", "speculative")
         series = [
             {"metric": {"lane": lane}, "values": [[1000 + n, str(n)] for n in range(5)] + [[1005, "NaN"]]}
-            for lane in ("batched", "speculative")
+            for lane in lanes
         ]
         body = json.dumps({"data": {"result": series}}).encode()
         self.send_response(200)
@@ -53,25 +55,54 @@ def test_points_have_names_and_no_holes() -> None:
     assert {point["line"] for point in points} == {"batched p50", "speculative p50"}
     assert len(points) == 10
     assert points[0]["at"] == 1_000_000
+    assert {point["owner"] for point in points} == {("lane", "batched"), ("lane", "speculative")}
 
 
 def test_a_legend_is_filled_as_grafana_fills_it() -> None:
     assert render.line_name("{{lane}} at {{absent}}", {"lane": "a"}) == "a at "
 
 
-def test_lines_of_one_lane_share_a_colour_and_differ_in_dashes() -> None:
-    names = ["batched", "speculative"]
-    assert render.colour_of(names, "batched p50") == render.colour_of(names, "batched p95")
-    assert render.colour_of(names, "batched") != render.colour_of(names, "speculative")
-    assert render.colour_of(names, "limit of the SLO") == render.REFERENCE_COLOUR
-    assert render.dashes_of(["batched p50", "batched p95", "speculative p50"]) == [[1, 0], [6, 3], [1, 0]]
+def test_a_line_is_its_lane_s_a_replica_s_too() -> None:
+    labels = {"lane": "batched", "replica": "batched-1a2b", "tenant": "acme"}
+    assert render.owner_of(Query("x", "{{replica}} running"), labels) == ("lane", "batched")
+    assert render.owner_of(Query("x", "{{tenant}}"), {"tenant": "acme"}) == ("tenant", "acme")
+    assert render.owner_of(Query("x", "granted"), {}) == ("", "granted")
+
+
+def test_lanes_have_the_colours_of_reports_and_others_their_own() -> None:
+    tenants = [("tenant", name) for name in "abcd"]
+    found = render.colours_of([("lane", "speculative"), *tenants, ("lane", "sequential"), ("tenant", "a")])
+    assert {lane: found["lane", lane] for lane in ("sequential", "speculative")} == lane_colours(
+        ["sequential", "speculative"]
+    )
+    assert len(set(found.values())) == 6
+
+
+def test_lines_of_one_colour_differ() -> None:
+    assert render.told_apart(["red", "red", "blue", "red"], "abc") == ["a", "b", "a", "c"]
 
 
 def test_what_is_compared_with_is_grey_only_beside_others() -> None:
     mixed = Panel("t", "d.", "s", (Query("a", "{{lane}}"), Query("b", "limit")))
     alone = Panel("t", "d.", "s", (Query("a", "granted"), Query("b", "refused")))
-    assert render.references(mixed) == {"limit"}
-    assert render.references(alone) == set()
+    assert mixed.references == {"limit"}
+    assert alone.references == set()
+
+
+def test_a_panel_without_data_says_so_and_why() -> None:
+    queries = (Query("a", "{{lane}}", "nothing was refused"), Query("b", "limit"))
+    panel = Panel("t", "d.", "s", queries)
+    limit = {"at": 1.0, "line": "limit", "value": 1.0, "owner": ("", "limit")}
+    assert not render.has_data(panel, [limit])
+    text = json.dumps(render.draw_panel(panel, [limit], (0.0, 10.0), {}).to_dict())
+    assert '["no data", "nothing was refused"]' in text
+    own = {"at": 1.0, "line": "a", "value": 1.0, "owner": ("lane", "a")}
+    text = json.dumps(
+        render.draw_panel(panel, [limit, own], (0.0, 10.0), {("lane", "a"): "#123456"}).to_dict()
+    )
+    assert "no data" not in text
+    assert "#123456" in text
+    assert render.REFERENCE_COLOUR in text
 
 
 def test_pages_hold_all_they_need(tmp_path: Path) -> None:
@@ -80,6 +111,9 @@ def test_pages_hold_all_they_need(tmp_path: Path) -> None:
             render.main, ["--prometheus", url, "--dashboard", "tension", "--out", str(tmp_path)]
         )
     assert done.exit_code == 0, done.output
+    assert "tension: reading 10 panels" in done.stderr
+    assert "tension: drawing" in done.stderr
+    assert done.stdout.endswith("  no data in 1 of 10 panels:\n    Goodput\n")
     assert (tmp_path / "tension.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "tension.html").read_text()
     assert "Time to first token" in page
