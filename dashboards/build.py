@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Protocol, Self, TypeVar
 
 from grafana_foundation_sdk.builders import common as common_builder
@@ -15,13 +16,18 @@ from grafana_foundation_sdk.models import common, dashboard
 
 from dashboards.catalogue import DASHBOARDS, RUN_ANNOTATION
 from dashboards.spec import ALL, SINGLE_VARIABLES, VARIABLES, Dashboard, Panel
+from serving.core.lane_colours import KNOWN_LANES, lane_colours
 
 FOLDER = Path(__file__).parent
 DATASOURCE = dashboard.DataSourceRef(
     type_val="prometheus", uid="tandem-prometheus"
 )  # as grafana/provisioning has it
 TAG = "tandem"
+REF_IDS = ascii_uppercase  # of a panel's queries
 PANEL_HEIGHT = 8
+REFERENCE_COLOUR = "#9aa3ad"
+# Of a panel's second query and those behind it: dash and gap in pixels.
+DASHES = ([10, 6], [2, 5], [14, 5, 2, 5])
 UNTIL_FIRST_THRESHOLD = None  # Grafana writes minus infinity so
 
 
@@ -108,6 +114,8 @@ class _AnyPanel(Protocol):
     def color_scheme(self, color: Builder[dashboard.FieldColor]) -> Self: ...
     def thresholds(self, thresholds: Builder[dashboard.ThresholdsConfig]) -> Self: ...
     def with_target(self, target: Builder[Dataquery]) -> Self: ...
+    def override_by_name(self, name: str, properties: list[dashboard.DynamicConfigValue]) -> Self: ...
+    def override_by_regexp(self, regexp: str, properties: list[dashboard.DynamicConfigValue]) -> Self: ...
 
 
 _P = TypeVar("_P", bound=_AnyPanel)
@@ -134,6 +142,11 @@ def _graph(panel: Panel) -> timeseries.Panel:
     )
     if panel.kind == "stack":
         graph.stacking(common_builder.StackingConfig().mode(common.StackingMode.NORMAL)).fill_opacity(25)
+    if panel.kind == "lines":
+        # Lines of one lane share its colour, so they differ in this.
+        labelled = [ref for ref, query in zip(REF_IDS, panel.queries, strict=False) if query.labels]
+        for ref, dash in zip(labelled[1:], DASHES, strict=False):
+            graph.override_by_query(ref, [_property("custom.lineStyle", {"fill": "dash", "dash": dash})])
     if panel.thresholds:
         graph.thresholds_style(
             common_builder.GraphThresholdsStyleConfig().mode(common.GraphTresholdsStyleMode.DASHED)
@@ -155,16 +168,31 @@ def _filled(made: _P, panel: Panel) -> _P:
         .color_scheme(build.FieldColor().mode(dashboard.FieldColorModeId.PALETTE_CLASSIC_BY_NAME))
         .thresholds(build.ThresholdsConfig().mode(dashboard.ThresholdsMode.ABSOLUTE).steps(steps))
     )
-    for number, query in enumerate(panel.queries):
+    # Where a lane has a line for each position or outcome, one colour for all would hide them.
+    labels = {label for query in panel.queries for label in query.labels}
+    if "lane" in labels and labels <= {"lane", "workload"}:
+        for lane, colour in lane_colours(KNOWN_LANES).items():
+            made.override_by_regexp(rf"/^{lane}( .*)?$/", [_fixed(colour)])
+    for reference in sorted(panel.references):
+        made.override_by_name(reference, [_fixed(REFERENCE_COLOUR)])
+    for ref, query in zip(REF_IDS, panel.queries, strict=False):
         made.with_target(
             prometheus.Dataquery()
             .datasource(DATASOURCE)
             .expr(query.expr)
             .legend_format(query.legend)
-            .ref_id(chr(ord("A") + number))
+            .ref_id(ref)
             .range()
         )
     return made
+
+
+def _property(name: str, value: object) -> dashboard.DynamicConfigValue:
+    return dashboard.DynamicConfigValue(name, value)
+
+
+def _fixed(colour: str) -> dashboard.DynamicConfigValue:
+    return _property("color", {"mode": "fixed", "fixedColor": colour})
 
 
 if __name__ == "__main__":

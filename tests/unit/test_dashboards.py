@@ -12,8 +12,12 @@ import yaml
 
 from dashboards import build
 from dashboards.catalogue import DASHBOARDS
+from dashboards.load_test import LOAD_TEST
 from dashboards.spec import ALL, VARIABLES, Dashboard, filled
+from dashboards.speculation import SPECULATION
+from dashboards.tension import TENSION
 from serving.core import metric_names
+from serving.core.lane_colours import KNOWN_LANES, lane_colours
 from serving.core.metric_names import METRICS
 
 FOLDER = Path(build.__file__).parent
@@ -148,3 +152,44 @@ def test_variables_are_filled_at_all_at_a_value_and_empty() -> None:
     assert filled(expr, {}) == 'x{lane=~".*",replica=~".*"} / y{lane="batched"}'
     assert filled(expr, {"lane": "a", "plain": "p"}) == 'x{lane=~"a",replica=~".*"} / y{lane="p"}'
     assert filled(expr, {"lane": "", "replica": ""}).startswith('x{lane=~"",replica=~""}')
+
+
+def overrides(dashboard: Dashboard, title: str) -> dict[str, Any]:
+    """A committed panel's overrides by what they match."""
+    (panel,) = [panel for panel in committed(dashboard)["panels"] if panel["title"] == title]
+    return {
+        one["matcher"]["options"]: {each["id"]: each["value"] for each in one["properties"]}
+        for one in panel["fieldConfig"]["overrides"]
+    }
+
+
+def colours_in_grafana(found: dict[str, Any], line: str) -> set[str]:
+    """The fixed colours that a line gets."""
+    return {
+        values["color"]["fixedColor"]
+        for pattern, values in found.items()
+        if "color" in values and (pattern == line or re.search(pattern.strip("/"), line))
+    }
+
+
+def test_a_lane_has_its_report_s_colour_in_grafana() -> None:
+    found = overrides(TENSION, "Time to first token")
+    for lane, colour in lane_colours(KNOWN_LANES).items():
+        for line in (lane, f"{lane} p50", f"{lane} p95"):
+            assert colours_in_grafana(found, line) == {colour}
+    assert colours_in_grafana(found, "batched-2 p50") == set()
+    assert colours_in_grafana(found, "limit of the SLO") == {build.REFERENCE_COLOUR}
+
+
+def test_lines_of_one_colour_differ_in_grafana() -> None:
+    assert "custom.lineStyle" in overrides(TENSION, "Time to first token")["B"]
+    dashes = [
+        str(values["custom.lineStyle"])
+        for values in overrides(LOAD_TEST, "Time to first token").values()
+        if "custom.lineStyle" in values
+    ]
+    assert len(set(dashes)) == 3
+
+
+def test_many_lines_of_one_lane_keep_colours_of_their_own() -> None:
+    assert overrides(SPECULATION, "Acceptance by position") == {}
