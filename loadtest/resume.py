@@ -124,7 +124,9 @@ def refuse_running(directory: Path) -> None:
     except BlockingIOError:
         raise ValueError(f"{directory}: this run is still in progress; stop it first") from None
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+        raise ValueError(
+            f"{path}: cannot be read: {error.strerror}; is this the directory of a run?"
+        ) from None
 
 
 def _engines(replicas: list[dict[str, Any]]) -> list[str]:

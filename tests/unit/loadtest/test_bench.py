@@ -408,7 +408,10 @@ def test_no_lab_is_said_plainly(tmp_path: Path) -> None:
             "--plan says all there is to do; --seed cannot be given with it",
         ),
         (["--resume", "runs/x", "--load", "8"], "--resume says all there is to do; --load cannot be given"),
-        (["--resume", "runs/none"], "cannot be read: No such file or directory"),
+        (
+            ["--resume", "runs/none"],
+            "runs/none/requests.jsonl: cannot be read: No such file or directory; is this the directory of a run?",
+        ),
         (["--experiment", "none.yaml"], "none.yaml: cannot be read: No such file or directory"),
         (["--base-url", "ftp://127.0.0.1"], "base_url 'ftp://127.0.0.1' is not of the form"),
     ],
