@@ -133,6 +133,8 @@ def _begin(environment: Any, **_: Any) -> None:
             )
     except (ServerError, ConfigError, ValueError) as error:
         _fail(environment, str(error))
+        if not isinstance(runner, WorkerRunner):
+            raise gevent.GreenletExit from None  # ends Locust's start before a user or a worker hears of it
 
 
 @events.test_stopping.add_listener  # type: ignore[untyped-decorator]

@@ -155,7 +155,7 @@ def test_a_server_that_only_a_worker_cannot_reach_ends_the_test_and_is_named(tmp
     port, nobody = str(free_port()), f"http://127.0.0.1:{free_port()}"
     with started(tmp_path, "--worker", "--master-port", port) as worker:
         bind = ("--master-bind-port", port, "--master-bind-host", "127.0.0.1", "--expect-workers", "1")
-        code, out = locust(tmp_path, "--host", nobody, "--headless", "--master", *bind, "--users", "1")
+        code, out = locust(tmp_path, "--host", nobody, "--headless", "--master", *bind, "--users", "9")
         worker.communicate(timeout=TIMEOUT_S)
     assert (code, worker.returncode) == (3, 3)
     assert re.search(
@@ -210,6 +210,33 @@ def test_tests_from_the_page_one_after_another(tmp_path: Path) -> None:
     for name in ("sent_requests_total", "due_requests_total", "requests_total"):
         assert counted(last, name, "copy") == counted(stopped, name, "copy")
         assert counted(last, name, "story") == 20
+
+
+def test_a_bad_option_or_server_from_the_page_leaves_master_and_workers_fit_for_the_next_test(
+    tmp_path: Path,
+) -> None:
+    port, master_port, metrics_port = free_port(), str(free_port()), free_port()
+    page, live = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{metrics_port}/metrics"
+    web = ("--web-host", "127.0.0.1", "--web-port", str(port), "--output-tokens", "4")
+    bind = ("--master-bind-port", master_port, "--master-bind-host", "127.0.0.1")
+    with (
+        fake_lab({"quick": QUICK}) as (url, _),
+        started(tmp_path, "--worker", "--master-port", master_port),
+        started(tmp_path, "--host", url, "--master", *bind, *web, metrics_port=metrics_port) as master,
+    ):
+        read_until(f"{page}/logs", "1 workers connected")
+        swarm(page, load="poison:4/s")
+        read_until(f"{page}/logs", "load 'poison:4/s': 'poison' is none of")
+        swarm(page, user_count=9, host=f"http://127.0.0.1:{free_port()}")
+        read_until(f"{page}/logs", "/v1/models: cannot be reached: Connection refused")
+        read_until(f"{page}/logs", "reported that it has stopped")
+        swarm(page, user_count=2, spawn_rate=2, host=url)
+        exported = read_until(live, 'tandem_load_users{lane="quick",workload="copy"} 2.0')
+        master.send_signal(signal.SIGTERM)
+        out, _ = master.communicate(timeout=TIMEOUT_S)
+    assert counted(exported, "sent_requests_total", "copy") > 0
+    # The exit code is the last test's.
+    assert master.returncode == 0, out
 
 
 def test_the_page_has_charts_and_leads_to_them(tmp_path: Path) -> None:
