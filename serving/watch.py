@@ -1,6 +1,6 @@
 """`tandem watch`: the headline figures of a running lab in a terminal, from its processes' own `/metrics`.
 
-No Prometheus is needed. Rates and percentiles are over the last `WINDOW_S` seconds, or since it began.
+No Prometheus is needed. Rates and percentiles are over a window, or since it began; a frame says how long that is.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from rich.text import Text
 from serving.core import metric_names as names
 from serving.core.lane import ANY_LANE
 
-WINDOW_S = 30.0
+WINDOW_S = 30.0  # that slides, unless another is asked for
+ONCE_S = 10.0  # of a single frame: requests take seconds, so in one second most rates are 0
 REFRESH_S = 1.0
 MAX_READS_AT_ONCE = 8
 
@@ -223,8 +224,9 @@ def frames(
     fetch: Fetch,
     wait: Callable[[float], bool],
     clock: Callable[[], float] = time.monotonic,
+    window_s: float = WINDOW_S,
 ) -> Iterator[Frame]:
-    """A frame each second, until `wait` (given seconds) says that it is enough.
+    """A frame each second, over the last `window_s`, until `wait` (given seconds) says that it is enough.
 
     Raises:
         OSError, ValueError: as `read_snapshot`.
@@ -232,9 +234,26 @@ def frames(
     kept = deque([read_snapshot(base_url, fetch, clock)])
     while not wait(REFRESH_S):
         kept.append(read_snapshot(base_url, fetch, clock))
-        while kept[-1].at_s - kept[0].at_s > WINDOW_S and len(kept) > 2:
+        while kept[-1].at_s - kept[0].at_s > window_s and len(kept) > 2:
             kept.popleft()
         yield frame(kept[0], kept[-1])
+
+
+def one_frame(
+    base_url: str,
+    fetch: Fetch,
+    wait: Callable[[float], bool],
+    clock: Callable[[], float] = time.monotonic,
+    window_s: float = ONCE_S,
+) -> Frame:
+    """A single frame, over `window_s` from now on, or as long as `wait` waits.
+
+    Raises:
+        OSError, ValueError: as `read_snapshot`.
+    """
+    first = read_snapshot(base_url, fetch, clock)
+    wait(window_s)
+    return frame(first, read_snapshot(base_url, fetch, clock))
 
 
 HEADINGS = ("lane", "ready", "run", "wait", "tok/s", "TTFT p50", "p95", "TPOT p50", "accept", "refuse/s")

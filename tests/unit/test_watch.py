@@ -112,6 +112,23 @@ def test_the_window_slides() -> None:
     assert set(windows_s[30:]) == {watch.WINDOW_S}
 
 
+def test_the_window_can_be_chosen() -> None:
+    lab = Lab()
+    source = watch.frames(URL, lab.fetch, lab.wait, lab.clock, window_s=3)
+    assert [next(source).window_s for _ in range(5)] == [1, 2, 3, 3, 3]
+
+
+def test_a_single_frame_is_over_a_window_that_it_states() -> None:
+    lab = Lab()
+    shown = watch.one_frame(URL, lab.fetch, lab.wait, lab.clock, window_s=20)
+    assert (shown.window_s, shown.lanes[0].tokens_per_s) == (20, 2)  # 40 tokens between two readings
+    console = Console(file=io.StringIO(), width=80, color_system=None)
+    console.print(watch.picture(shown, URL))
+    assert isinstance(console.file, io.StringIO)
+    assert f"{URL}, last 20 s" in console.file.getvalue()
+    assert watch.one_frame(URL, lab.fetch, lab.wait, lab.clock).window_s == watch.ONCE_S > 5
+
+
 def test_a_process_that_does_not_answer_is_named_and_the_rest_is_shown() -> None:
     lab = Lab()
     lab.gone = {"r2"}
