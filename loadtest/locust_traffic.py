@@ -100,8 +100,7 @@ class Traffic:
             ValueError: an option asks for what cannot be done.
         """
         self.run = None
-        self.run = run = Run(self._environment, self._count_ended, self.connect)
-        self._progress.is_run_active = True
+        run = Run(self._environment, self._count_ended, self.connect)
         if not run.is_open_loop:
             self._progress.began(run)
         elif share is not None:
@@ -115,6 +114,8 @@ class Traffic:
             gevent.spawn(keep).link_exception(
                 lambda ended: fail(f"the schedule broke off: {ended.exception!r}")
             )
+        self._progress.is_run_active = True
+        self.run = run
 
     def stop(self) -> None:
         """End what is on: requests in flight are cancelled, and nothing more is sent."""
@@ -175,9 +176,9 @@ class Run:
 
     def share_of_schedule(self, share: Share) -> tuple[tuple[tuple[int, Arrival], ...], float]:
         """The arrivals of a share with their numbers, and when the schedule's 0 is on this process's clock."""
+        mine = tuple(enumerate(arrivals_asked(self._options)))[share.index :: share.of]
         lead_s = LEAD_S if share.begin_at_s is None else share.begin_at_s - time.time()
-        began_at_s = time.perf_counter() + lead_s
-        return tuple(enumerate(arrivals_asked(self._options)))[share.index :: share.of], began_at_s
+        return mine, time.perf_counter() + lead_s
 
     def keep_schedule(self, mine: tuple[tuple[int, Arrival], ...], began_at_s: float) -> bool:
         """Send each arrival as soon as it is due, and wait for the answers; False when the test was stopped."""
