@@ -42,6 +42,7 @@ from loadtest.locust_shares import Shares
 from loadtest.locust_traffic import LEAD_S, WHOLE, Share, Traffic, arrivals_asked
 from loadtest.openai_server import ServerError
 from loadtest.request_body import Dialect
+from loadtest.wording import count
 from loadtest.workload import DEFAULT_OUTPUT_TOKENS, load_workload
 from serving.core.errors import ConfigError
 
@@ -208,9 +209,9 @@ def _end_shares(environment: Any) -> None:
     shares = environment.shares
     if shares.lost:
         logger.error(
-            "the load was not offered as asked: the shares of %d workers, %d of %d arrivals, are lost; "
-            "figures hold what those workers had told until then",
-            len(shares.lost),
+            "the load was not offered as asked: the shares of %s, %d of %d arrivals, are lost; "
+            "figures hold what had been told until then",
+            count(len(shares.lost), "worker"),
             sum(shares.lost.values()),
             shares.total,
         )

@@ -228,7 +228,9 @@ def read_plan(path: Path) -> Plan:
         faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
         raise ValueError(f"{path}: {'; '.join(faults)}") from None
     if not plan.stages:
-        raise ValueError(f"{path}: stages: the plan has none")
+        raise ValueError(
+            f"{path}: stages: the plan has none; a sweep's has none either: `tandem sweep --resume` goes on with it"
+        )
     return plan
 
 

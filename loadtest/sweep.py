@@ -44,7 +44,7 @@ from serving import run_directory
 @click.option("--base-url", default=job.DEFAULT_URL, show_default=True)
 @click.option("--lanes", help="Lanes, with commas.  [default: all, in the lab's order]")
 @click.option("--workload", default="copy", show_default=True)
-@click.option("--slo", help="Objective, such as ttft_p95<2s,tpot_p95<300ms.  [required]")
+@click.option("--slo", help="Objective, such as ttft_p95<2s,tpot_p95<300ms.  [required without --resume]")
 @click.option(
     "--process",
     type=click.Choice([*get_args(Process)]),

@@ -145,7 +145,7 @@ def test_a_worker_that_is_killed_costs_its_share_and_one_that_comes_late_has_non
                 said = [process.communicate(timeout=TIMEOUT_S)[0] for process in (one, late)]
     assert process.returncode == 3, out
     assert "is gone, and its share of 40 arrivals is lost" in out
-    assert "the shares of 1 workers, 40 of 80 arrivals, are lost" in out
+    assert "the shares of 1 worker, 40 of 80 arrivals, are lost" in out
     assert "schedule done: 40 requests" in said[0]
     assert "this worker came after the schedule was shared out" in said[1]
     assert 40 < lab.num_requests["quick"] < 80
