@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 
 from loadtest.analysis import summarize
 from loadtest.intervals import percentile_ratio
+from loadtest.load import OpenLoop
 from loadtest.ratio import is_settled, ratio_of_estimates
 from loadtest.record import RequestRecord, read_records
 from loadtest.rundir import REQUESTS_FILE, read_run
@@ -427,6 +428,12 @@ def _size_warnings(
     ours: StageSummary, theirs: StageSummary, a: StageSamples | None, b: StageSamples | None
 ) -> Iterator[str]:
     where = f"{ours.workload} at {ours.load.label}, {ours.lane}"
+    match ours.load, theirs.load:
+        case OpenLoop(), OpenLoop() if ours.load.duration_s != theirs.load.duration_s:
+            yield (
+                f"{where}: {ours.load.duration_s:g} s of load in A and {theirs.load.duration_s:g} s in B: where a "
+                "queue grows, the longer one looks worse."
+            )
     if a is not None and b is not None:
         for name, x, y in (
             ("prompts", a.prompt_tokens, b.prompt_tokens),

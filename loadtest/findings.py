@@ -10,7 +10,7 @@ from loadtest.crossover import Crossing, Crossover, Verdict
 from loadtest.record import ClientReason
 from loadtest.rundir import RunStatus
 from loadtest.summary import Estimate, StageSummary, Summary
-from loadtest.wording import count, rate, share, time
+from loadtest.wording import count, number, rate, share, time
 
 ADVICE = (
     "What to do: give the load tool a core that nothing else uses, or another machine; offer less, or spread "
@@ -124,8 +124,9 @@ def _throughput(stages: Sequence[StageSummary], summary: Summary) -> str:
         if (stage.workload, stage.load) == (best.workload, best.load) and stage.lane != best.lane
     ]
     text = (
-        f"The highest throughput was {throughput.value:.0f} tokens/s, on the lane {best.lane} with the workload "
-        f"{best.workload} at {_load(best)} (TTFT p50 {_time(best.ttft_s.p50)}, TPOT p50 {_time(best.tpot_s.p50)})"
+        f"The highest throughput was {number(throughput.value, None)} tokens/s, on the lane {best.lane} with the "
+        f"workload {best.workload} at {_load(best)} (TTFT p50 {_time(best.ttft_s.p50)}, TPOT p50 "
+        f"{_time(best.tpot_s.p50)})"
     )
     others = ", ".join(
         f"{peer.lane} {_tokens_per_s(peer)} (TTFT p50 {_time(peer.ttft_s.p50)})" for peer in peers
@@ -191,7 +192,7 @@ def _load(stage: StageSummary) -> str:
 
 def _tokens_per_s(stage: StageSummary) -> str:
     found = stage.output_tokens_per_s
-    return "no completed request" if found is None else f"{found.value:.0f} tokens/s"
+    return "no completed request" if found is None else f"{number(found.value, None)} tokens/s"
 
 
 def _time(time_s: Estimate | None) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -162,13 +163,14 @@ def read_rows(path: Path) -> Iterator[tuple[bytes, RequestRecord]]:
     Raises:
         ValueError: with file and line number, when a line is not a record.
     """
-    for number, line in _lines(path):
-        if not line.endswith(b"\n"):
-            return  # see torn_line; its stage has no end either
-        try:
-            yield line, from_row(line[:-1].decode("utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{path}:{number}: not a request record: {error}") from None
+    with closing(_lines(path)) as lines:
+        for number, line in lines:
+            if not line.endswith(b"\n"):
+                return  # see torn_line; its stage has no end either
+            try:
+                yield line, from_row(line[:-1].decode("utf-8"))
+            except ValueError as error:
+                raise ValueError(f"{path}:{number}: not a request record: {error}") from None
 
 
 def torn_line(path: Path) -> str | None:
@@ -186,7 +188,7 @@ def torn_line(path: Path) -> str | None:
     )
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def _lines(path: Path) -> Generator[tuple[int, bytes]]:
     try:
         with path.open("rb") as lines:
             yield from enumerate(lines, start=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -26,7 +26,10 @@ def open_text(path: Path) -> TextIO:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+Rows = Generator[tuple[int, dict[str, Any]]]  # close it: who leaves it early leaves the file open
+
+
+def json_rows(path: Path) -> Rows:
     """Number and object of each line of a JSONL file; blank lines are skipped.
 
     Raises:

@@ -1,8 +1,8 @@
 """Finds the highest rate at which each lane of a running lab keeps an objective: `python -m loadtest.sweep`.
 
-Ends with a verdict and the path of the report. Exit codes: 0 every lane has a capacity, 1 one has none or
-the sweep is not valid, 2 wrong usage, 3 the lab cannot be reached, 130 stopped by hand (Ctrl-C); a sweep that
-was stopped goes on with `--resume`.
+Ends with a verdict and the path of the report. Exit codes: 0 every lane has a capacity, 1 one has none, 2 wrong
+usage, 3 the lab cannot be reached, 5 a lane has none for want of probes that may be used, 130 stopped by hand
+(Ctrl-C); a sweep that was stopped goes on with `--resume`.
 """
 
 # The runner brings Locust, which patches the interpreter: it must come before whatever imports ssl or socket.
@@ -21,13 +21,13 @@ from typing import Any, get_args
 import click
 from click.core import ParameterSource
 
-from loadtest import job, lab, resume, rundir
+from loadtest import job, lab, report, resume, rundir
 from loadtest.capacity_sweep import CapacitySweep
 from loadtest.experiment import MAX_SEED, choose_lanes, split_names
 from loadtest.job import Job
 from loadtest.load import Process
 from loadtest.plan import MAX_OUTPUT_TOKENS, Plan, write_plan
-from loadtest.record import ClientReason, RequestRecord, read_records
+from loadtest.record import ClientReason, RequestRecord, read_records, torn_line
 from loadtest.rundir import RunInfo
 from loadtest.slo import parse_slo
 from loadtest.sse_client import ClientSettings
@@ -141,6 +141,8 @@ def main(
     if outcome.signal is not None:
         click.echo(f"tandem sweep --resume {run.directory} goes on with it", err=True)
         sys.exit(outcome.exit_code)
+    if not outcome.summary.is_valid:
+        sys.exit(report.EXIT_INVALID)
     found = {capacity.lane: capacity.rate_per_s for capacity in outcome.summary.capacities}
     sys.exit(int(any(found.get(lane) is None for lane in settings.lanes)))
 
@@ -201,6 +203,8 @@ def _resumed(
         sweep.replay(make_repeat(stage, by_stage.get(stage.plan.key, [])))
     if sweep.next_stage() is None:
         raise ValueError(f"{directory}: every lane's search is done; there is nothing to go on with")
+    if torn := torn_line(directory / rundir.REQUESTS_FILE):
+        click.echo(torn, err=True)
     dropped = resume.drop_unfinished(directory, past.finished)
     click.echo(
         f"{directory}: {len(past.run.stages)} probes have run; "

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from loadtest.summary import Agreement, Capacity, StageSummary, Summary
-from loadtest.wording import NOTHING, estimate, number, share
+from loadtest.wording import NOTHING, estimate, exact_or_rounded, number, share
 
 FULL_WIDTH = 132
 INVALID = "INVALID"
@@ -125,9 +125,9 @@ AGREEMENT = (
     Column("workload", lambda pair: pair[0].workload, is_number=False),
     Column("load", lambda pair: pair[0].load.label, is_number=False),
     Column("quantity", lambda pair: pair[1].quantity, is_number=False),
-    Column("client", lambda pair: _plain(pair[1].client)),
-    Column("server", lambda pair: _plain(pair[1].server)),
-    Column("tolerance", lambda pair: _plain(pair[1].tolerance)),
+    Column("client", lambda pair: exact_or_rounded(pair[1].client)),
+    Column("server", lambda pair: exact_or_rounded(pair[1].server)),
+    Column("tolerance", lambda pair: exact_or_rounded(pair[1].tolerance)),
     Column("verdict", lambda pair: "agree" if pair[1].agrees else "DISAGREE", is_number=False),
 )
 
@@ -327,8 +327,3 @@ def _capacity(capacity: Capacity) -> str:
 def _probes(capacity: Capacity) -> str:
     invalid = sum(not probe.is_valid for probe in capacity.probes)
     return f"{len(capacity.probes)}" + (f", {invalid} {INVALID}" if invalid else "")
-
-
-def _plain(value: float) -> str:
-    """Counts in full, times and shares with the digits they need."""
-    return f"{value:,.0f}" if value == int(value) else number(value, None)

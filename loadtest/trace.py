@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from loadtest.rows import bounded, json_rows, open_text
+from loadtest.rows import Rows, bounded, json_rows, open_text
 
 MAX_TOKENS = 10_000_000  # of one prompt or answer; more is a column read wrongly
 
@@ -94,13 +95,14 @@ def read_trace(path: Path) -> Trace:
     rows = []
     num_left_out = 0
     layout = None
-    for line, row in json_rows(path) if is_json else _csv_rows(path):
-        layout = layout or _layout(path, line, row)
-        read = _read_row(layout, row, f"{path}, line {line}")
-        if read.prompt_tokens and read.output_tokens:
-            rows.append(read)
-        else:
-            num_left_out += 1
+    with closing(json_rows(path) if is_json else _csv_rows(path)) as found:
+        for line, row in found:
+            layout = layout or _layout(path, line, row)
+            read = _read_row(layout, row, f"{path}, line {line}")
+            if read.prompt_tokens and read.output_tokens:
+                rows.append(read)
+            else:
+                num_left_out += 1
     if not rows:
         raise ValueError(f"{path}: no requests in it ({num_left_out} rows with an empty prompt or answer)")
     rows.sort(key=lambda row: row.at_s)
@@ -111,7 +113,7 @@ def read_trace(path: Path) -> Trace:
     )
 
 
-def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _csv_rows(path: Path) -> Rows:
     with open_text(path) as file:
         reader = csv.DictReader((text for _, text in bounded(path, file)), strict=True)
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from loadtest.summary import Agreement, ClientSummary
+from loadtest.wording import exact_or_rounded
 
 MIN_ACHIEVED = 0.98  # of offered
 
@@ -80,8 +81,8 @@ def invalid_reasons(
             f"the limit {MAX_OF_CEILING:.0%}"
         )
     reasons += [
-        f"client and server disagree on {each.quantity}: {each.client:.6g} and {each.server:.6g}, "
-        f"tolerance {each.tolerance:.3g}"
+        f"client and server disagree on {each.quantity}: {exact_or_rounded(each.client)} and "
+        f"{exact_or_rounded(each.server)}, tolerance {each.tolerance:.3g}"
         for each in agreements
         if not each.agrees
     ]

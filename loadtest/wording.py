@@ -23,6 +23,11 @@ def number(value: float | None, digits: int | None = 0, scale: float = 1) -> str
     return f"{round(value, digits):,.{max(0, digits)}f}"
 
 
+def exact_or_rounded(value: float) -> str:
+    """A count in full, anything else with three significant digits."""
+    return number(value) if value == int(value) else number(value, None)
+
+
 def estimate(found: Estimate | None, digits: int | None = 0, scale: float = 1) -> str:
     """`412 [390–441]`; the value alone where it has no interval."""
     if found is None:

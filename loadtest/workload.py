@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -167,7 +168,8 @@ def _weights(name: str, text: str) -> Mapping[str, int]:
 
 
 def _file(path: Path) -> Callable[[Slot], Written]:
-    rows = tuple(_row(f"{path}, line {line}", row) for line, row in json_rows(path))
+    with closing(json_rows(path)) as found:
+        rows = tuple(_row(f"{path}, line {line}", row) for line, row in found)
     if not rows:
         raise ValueError(f"{path}: no prompts in it")
 

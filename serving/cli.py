@@ -11,12 +11,11 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from enum import IntEnum
-from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import IO, TYPE_CHECKING, Any, NoReturn
@@ -129,7 +128,7 @@ def tandem() -> None:
       2    wrong usage or wrong config
       3    no lab is running, it cannot be reached, or it refuses the API key (TANDEM_API_KEY)
       4    a lab is already running
-      5    `bench` and `report`: all is written, but figures are INVALID: they may not be used
+      5    `bench`, `sweep`, `report`: all is written, but figures are INVALID: they may not be used
       130  interrupted before the work was done
     """
 
@@ -453,16 +452,27 @@ def waiting_table(scheduler: dict[str, Any]) -> Table:
 
 @tandem.command(name="watch")
 @click.option("--base-url", help="Where the lab is.  [default: the one that runs here]")
-@click.option("--once", is_flag=True, help="Print one frame, over one second, and end.")
+@click.option("--once", is_flag=True, help="Print one frame and end.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=1, max=3600),
+    help=f"What rates and percentiles are over.  [default: {watch.WINDOW_S:g}, with --once {watch.ONCE_S:g}]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print frames as JSON, a line each.")
-def watch_verb(base_url: str | None, once: bool, as_json: bool) -> None:
+def watch_verb(base_url: str | None, once: bool, seconds: float | None, as_json: bool) -> None:
     """Show each lane's headline figures, anew each second, until `q` or Ctrl-C."""
     url = (base_url or _running_url()).rstrip("/")
     try:
         with watch.key_q() as wait:
-            shown = watch.frames(url, cluster.reader(url), wait)
+            fetch = cluster.reader(url)
+            shown: Iterable[watch.Frame]
             if once:
-                shown = islice(shown, 1)
+                window_s = seconds or watch.ONCE_S
+                with progress() as say:
+                    say(f"counting for {window_s:g} s")
+                    shown = [watch.one_frame(url, fetch, wait, window_s=window_s)]
+            else:
+                shown = watch.frames(url, fetch, wait, window_s=seconds or watch.WINDOW_S)
             if as_json:
                 for one in shown:
                     click.echo(watch.as_json(one))

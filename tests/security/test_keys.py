@@ -104,7 +104,7 @@ def test_status_and_watch_show_the_key(lab: LockedLab) -> None:
     environment = lab.environment(FILE_KEY)
     status = tandem("status", "--json", environment=environment)
     assert (status.returncode, json.loads(status.stdout)["state"]) == (0, "ready")
-    watched = tandem("watch", "--once", "--json", environment=environment)
+    watched = tandem("watch", "--once", "--seconds", "1", "--json", environment=environment)
     assert watched.returncode == 0, watched.stderr
     assert FILE_KEY not in status.stdout + watched.stdout
 

@@ -264,6 +264,19 @@ def test_other_sizes_and_failures_are_warned_of() -> None:
     assert failures.startswith("copy at 4 users, batched: 0 of 40 requests failed in A, 3 of 40 in B")
 
 
+def test_one_rate_for_unequal_lengths_is_compared_and_warned_of() -> None:
+    a, b = (
+        loaded([replace(stage(), load=constant_rate(2, length_s))], run_id=run_id, seed=length_s)
+        for run_id, length_s in (("a", 60), ("b", 30))
+    )
+    found = compare(a, b)
+    assert len(found.pairs) == 1
+    assert found.warnings == (
+        "copy at poisson 2 req/s, batched: 60 s of load in A and 30 s in B: where a queue grows, "
+        "the longer one looks worse.",
+    )
+
+
 def test_a_page_of_two_sweeps(tmp_path: Path) -> None:
     run = LoadedRun(sweep(), {})
     path = tmp_path / "compare.html"

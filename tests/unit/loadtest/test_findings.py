@@ -115,7 +115,7 @@ def test_an_invalid_stage_is_never_the_best() -> None:
     made = summary(
         [stage("batched", tokens_per_s=500, invalid=(TOO_LATE,)), stage("sequential", tokens_per_s=20)]
     )
-    assert "20 tokens/s, on the lane sequential" in findings(made)[0]
+    assert "20.0 tokens/s, on the lane sequential" in findings(made)[0]
     assert "500" not in " ".join(findings(made))
 
 
