@@ -79,8 +79,6 @@ def test_a_sweep_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
         done = sweep(url, tmp_path, "--resume", str(directory), "--slo", "ttft<600ms", "--max-minutes", "2")
         asked_anew = lab.num_requests["one"] - served
         again = sweep(url, tmp_path, "--resume", str(directory))
-    # On a machine too busy to offer a rate, its probes are invalid and the lane may be left without a capacity.
-    assert done.returncode in (0, 1), done.stderr
     assert [stage.stop_reason for stage in stopped.stages] == [None, ClientReason.INTERRUPTED]
     finished, cut = (stage.plan for stage in stopped.stages)
     assert finished.key == "one/copy/constant 4 req/s"
@@ -97,6 +95,9 @@ def test_a_sweep_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
     assert (run.run.parts, run.run.status) == (2, "complete")
     (found,) = json.loads((directory / "summary.json").read_text())["capacities"]
     assert len(found["probes"]) == len(keys)
+    # On a machine too busy to offer a rate, its probes are invalid and the lane may be left without a capacity.
+    without_capacity = 1 if all(probe["is_valid"] for probe in found["probes"]) else 5
+    assert done.returncode == (without_capacity if found["rate_per_s"] is None else 0), done.stderr
     assert again.returncode == 2
     assert "every lane's search is done; there is nothing to go on with" in said(again)
 
