@@ -166,6 +166,9 @@ class FakeLab:
         self.drafts: dict[str, list[int]] = {name: [0, 0, 0] for name in self.lanes}
         self.gateway = GatewayMetrics()
         self.address = ""
+        self._may_answer = asyncio.Event()
+        self._may_answer.set()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._gates: dict[str, asyncio.Semaphore] = {}
         self._watches: list[tuple[int, threading.Event]] = []
 
@@ -174,7 +177,17 @@ class FakeLab:
         self._watches.append((num_requests, threading.Event()))
         return self._watches[-1][1]
 
+    def hold(self) -> None:
+        """Begin no answer until `release`; requests arrive and wait. From another thread."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._may_answer.clear)
+
+    def release(self) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._may_answer.set)
+
     async def serve(self, host: str, port: int) -> asyncio.Server:
+        self._loop = asyncio.get_running_loop()
         self._gates = {name: asyncio.Semaphore(lane.max_running) for name, lane in self.lanes.items()}
         server = await asyncio.start_server(self._connection, host, port)
         bound_host, bound_port = server.sockets[0].getsockname()[:2]
@@ -228,6 +241,7 @@ class FakeLab:
         ended: tuple[Outcome, Reason | None] = Outcome.CANCELLED, Reason.CLIENT_CLOSED
         try:
             async with self._gates[name]:
+                await self._may_answer.wait()
                 self.running[name] += 1
                 try:
                     stamps = await self._stream(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import json
 import os
 import re
 import signal
@@ -14,9 +15,10 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -53,6 +55,11 @@ def locust(directory: Path, *arguments: str) -> tuple[int, str]:
     with started(directory, *arguments) as process:
         out, _ = process.communicate(timeout=TIMEOUT_S)
     return process.returncode, re.sub(r"\s+", " ", out)
+
+
+def said_by(process: subprocess.Popen[str]) -> IO[str]:
+    assert process.stdout is not None
+    return process.stdout
 
 
 def rows_of(path: Path) -> dict[tuple[str, str], dict[str, str]]:
@@ -140,15 +147,20 @@ def test_a_worker_that_is_killed_costs_its_share_and_one_that_comes_late_has_non
         with started(tmp_path, "--host", url, "--headless", "--master", *bind, *arguments) as process:
             assert under_way.wait(TIMEOUT_S)
             killed.kill()
+            # Unanswered, the test goes on for as long as a busy machine takes to start one more worker.
+            lab.hold()
             with started(tmp_path, *worker) as late:
+                assert any(
+                    "this worker came after the schedule was shared out" in line for line in said_by(late)
+                )
+                lab.release()
                 out, _ = process.communicate(timeout=TIMEOUT_S)
-                said = [process.communicate(timeout=TIMEOUT_S)[0] for process in (one, late)]
+                said, _ = one.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 3, out
     assert "is gone, and its share of 40 arrivals is lost" in out
     assert "the shares of 1 worker, 40 of 80 arrivals, are lost" in out
-    assert "schedule done: 40 requests" in said[0]
-    assert "this worker came after the schedule was shared out" in said[1]
-    assert 40 < lab.num_requests["quick"] < 80
+    assert "schedule done: 40 requests" in said
+    assert 40 <= lab.num_requests["quick"] < 80
 
 
 def test_a_server_that_only_a_worker_cannot_reach_ends_the_test_and_is_named(tmp_path: Path) -> None:
@@ -175,6 +187,12 @@ def counted(metrics: str, name: str, workload: str) -> float:
     return sum(float(row) for row in rows)
 
 
+def has_ended(metrics: str, workload: str) -> bool:
+    """Whether no test is on, and each request of the last has ended: they do so after the test."""
+    ended, sent = (counted(metrics, name, workload) for name in ("requests_total", "sent_requests_total"))
+    return "tandem_load_run_active 0.0" in metrics and ended == sent
+
+
 def test_tests_from_the_page_one_after_another(tmp_path: Path) -> None:
     port, metrics_port = free_port(), free_port()
     page, live = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{metrics_port}/metrics"
@@ -189,7 +207,8 @@ def test_tests_from_the_page_one_after_another(tmp_path: Path) -> None:
         swarm(page, user_count=3, workload="story")
         read_until(live, 'tandem_load_users{lane="quick",workload="copy"} 3.0')
         urllib.request.urlopen(f"{page}/stop", b"", timeout=10).close()
-        stopped = read_until(live, "tandem_load_run_active 0.0")
+        # Every request that was begun ends, those that the stop cuts off too.
+        stopped = read_when(live, lambda metrics: has_ended(metrics, "copy"))
         asked = lab.num_requests["quick"]
 
         swarm(page, load="poison:4/s")
@@ -197,15 +216,14 @@ def test_tests_from_the_page_one_after_another(tmp_path: Path) -> None:
         swarm(page, load="constant:20/s,1s", workload="story", user_count=20)
         read_until(live, 'tandem_load_requests_total{lane="quick",outcome="completed",workload="story"} 20.0')
         # It ends by itself, before the last user is there.
-        last = read_until(live, "tandem_load_run_active 0.0")
-        assert '"state":"stopped"' in read(f"{page}/stats/requests").replace(" ", "")
+        last = read_when(live, lambda metrics: has_ended(metrics, "story"))
+        read_when(f"{page}/stats/requests", lambda stats: json.loads(stats)["state"] == "stopped")
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, out
     assert counted(stopped, "sent_requests_total", "copy") > counted(first, "sent_requests_total", "copy")
     assert counted(stopped, "sent_requests_total", "story") == 0
-    # Every request that was begun has ended, those that the stop cut off too; the lab saw all that were sent.
-    assert counted(stopped, "requests_total", "copy") == counted(stopped, "sent_requests_total", "copy")
+    # The lab saw all that were sent, but those that the stop overtook.
     assert asked <= counted(stopped, "sent_requests_total", "copy") <= asked + 3
     for name in ("sent_requests_total", "due_requests_total", "requests_total"):
         assert counted(last, name, "copy") == counted(stopped, name, "copy")
@@ -231,10 +249,10 @@ def test_a_bad_option_or_server_from_the_page_leaves_master_and_workers_fit_for_
         read_until(f"{page}/logs", "/v1/models: cannot be reached: Connection refused")
         read_until(f"{page}/logs", "reported that it has stopped")
         swarm(page, user_count=2, spawn_rate=2, host=url)
-        exported = read_until(live, 'tandem_load_users{lane="quick",workload="copy"} 2.0')
+        two_users = 'tandem_load_users{lane="quick",workload="copy"} 2.0'
+        read_when(live, lambda text: two_users in text and counted(text, "sent_requests_total", "copy") > 0)
         master.send_signal(signal.SIGTERM)
         out, _ = master.communicate(timeout=TIMEOUT_S)
-    assert counted(exported, "sent_requests_total", "copy") > 0
     # The exit code is the last test's.
     assert master.returncode == 0, out
 
@@ -259,8 +277,13 @@ def test_the_page_has_charts_and_leads_to_them(tmp_path: Path) -> None:
 
 def read_until(url: str, wanted: str) -> str:
     """The page, as soon as it is there and holds what is wanted."""
+    return read_when(url, lambda page: wanted in page)
+
+
+def read_when(url: str, is_wanted: Callable[[str], bool]) -> str:
+    """The page, as soon as it is there and as it is wanted."""
     deadline_s, page = time.monotonic() + TIMEOUT_S, ""
-    while wanted not in page:
+    while not page or not is_wanted(page):
         assert time.monotonic() < deadline_s, page
         time.sleep(0.1)
         with contextlib.suppress(ConnectionError, urllib.error.URLError):
