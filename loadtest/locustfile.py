@@ -244,7 +244,9 @@ def _end(environment: Any) -> None:
     if environment.web_ui is None:
         environment.runner.quit()
     else:
-        environment.starter.kill()  # Locust would go on with a ramp, and call that test running
+        # Locust would go on with a ramp, whose next users begin the test again. Edit on the page makes its own.
+        edited = environment.web_ui._swarm_greenlet  # noqa: SLF001 - Locust's page ends it on Stop, and so must we
+        gevent.killall([ramp for ramp in (environment.starter, edited) if ramp])
         environment.runner.stop()
 
 

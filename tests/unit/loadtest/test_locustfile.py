@@ -230,7 +230,7 @@ def test_tests_from_the_page_one_after_another(tmp_path: Path) -> None:
         assert counted(last, name, "story") == 20
 
 
-def test_a_bad_option_or_server_from_the_page_leaves_master_and_workers_fit_for_the_next_test(
+def test_whatever_ends_a_test_from_the_page_leaves_master_and_workers_fit_for_the_next(
     tmp_path: Path,
 ) -> None:
     port, master_port, metrics_port = free_port(), str(free_port()), free_port()
@@ -238,7 +238,7 @@ def test_a_bad_option_or_server_from_the_page_leaves_master_and_workers_fit_for_
     web = ("--web-host", "127.0.0.1", "--web-port", str(port), "--output-tokens", "4")
     bind = ("--master-bind-port", master_port, "--master-bind-host", "127.0.0.1")
     with (
-        fake_lab({"quick": QUICK}) as (url, _),
+        fake_lab({"quick": QUICK}) as (url, lab),
         started(tmp_path, "--worker", "--master-port", master_port),
         started(tmp_path, "--host", url, "--master", *bind, *web, metrics_port=metrics_port) as master,
     ):
@@ -248,9 +248,18 @@ def test_a_bad_option_or_server_from_the_page_leaves_master_and_workers_fit_for_
         swarm(page, user_count=9, host=f"http://127.0.0.1:{free_port()}")
         read_until(f"{page}/logs", "/v1/models: cannot be reached: Connection refused")
         read_until(f"{page}/logs", "reported that it has stopped")
+
+        # A schedule is over while a ramp, made by Edit, has a minute to go: that ends too.
+        began, begun_again = lab.after(1), lab.after(21)
+        swarm(page, load="constant:20/s,1s", host=url)
+        assert began.wait(TIMEOUT_S)
+        swarm(page, load="constant:20/s,1s", host=url, user_count=60)
+        read_when(f"{page}/stats/requests", lambda stats: json.loads(stats)["state"] == "stopped")
+        assert not begun_again.wait(3)
+
         swarm(page, user_count=2, spawn_rate=2, host=url)
         two_users = 'tandem_load_users{lane="quick",workload="copy"} 2.0'
-        read_when(live, lambda text: two_users in text and counted(text, "sent_requests_total", "copy") > 0)
+        read_when(live, lambda text: two_users in text and counted(text, "sent_requests_total", "copy") > 20)
         master.send_signal(signal.SIGTERM)
         out, _ = master.communicate(timeout=TIMEOUT_S)
     # The exit code is the last test's.
