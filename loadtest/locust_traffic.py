@@ -17,7 +17,7 @@ from gevent.event import Event
 from loadtest.arrivals import parse_load, schedule
 from loadtest.dispatch import Connections, keep_schedule
 from loadtest.exporter import EndedRequest, ended_request
-from loadtest.load import Arrival, ClosedLoop
+from loadtest.load import Arrival, ClosedLoop, OpenLoop, TraceReplay
 from loadtest.load_progress import Place, ProgressCounter
 from loadtest.locust_exporter import export
 from loadtest.locust_stats import report_to_locust
@@ -51,17 +51,27 @@ class Share:
 WHOLE = Share()
 
 
+def open_load(text: str) -> OpenLoop | TraceReplay:
+    """The load that `--load` names.
+
+    Raises:
+        ValueError: it is none of rates and traces.
+    """
+    load = parse_load(text)
+    if isinstance(load, ClosedLoop):
+        raise ValueError(
+            f"load {text!r} is a closed loop, which --users makes; --load takes rates and traces"
+        )
+    return load
+
+
 def arrivals_asked(options: Any) -> tuple[Arrival, ...]:
     """The whole schedule of an open loop, the same in every process.
 
     Raises:
         ValueError: the load is none of rates and traces, or its trace cannot be read.
     """
-    load = parse_load(options.load)
-    if isinstance(load, ClosedLoop):
-        raise ValueError(
-            f"load {options.load!r} is a closed loop, which --users makes; --load takes rates and traces"
-        )
+    load = open_load(options.load)
     return schedule(load, f"{options.seed}/{options.workload}/{load.label}/0")
 
 

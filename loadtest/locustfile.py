@@ -34,12 +34,10 @@ from gevent.event import Event
 # Given as a path, this file must find its package without an installation.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from loadtest.arrivals import parse_load
-from loadtest.load import ClosedLoop
 from loadtest.locust_charts import add_charts
 from loadtest.locust_exporter import workers_present
 from loadtest.locust_shares import Shares
-from loadtest.locust_traffic import LEAD_S, WHOLE, Share, Traffic, arrivals_asked
+from loadtest.locust_traffic import LEAD_S, WHOLE, Share, Traffic, arrivals_asked, open_load
 from loadtest.openai_server import ServerError
 from loadtest.request_body import Dialect
 from loadtest.wording import count
@@ -69,10 +67,8 @@ def _checked(check: Callable[[str], Any]) -> Callable[[str], str]:
 
 
 def _check_load(text: str) -> None:
-    if text and isinstance(parse_load(text), ClosedLoop):
-        raise ValueError(
-            f"load {text!r} is a closed loop, which --users makes; --load takes rates and traces"
-        )
+    if text:
+        open_load(text)
 
 
 @events.init_command_line_parser.add_listener  # type: ignore[untyped-decorator]
