@@ -15,7 +15,7 @@ from grafana_foundation_sdk.cog.variants import Dataquery
 from grafana_foundation_sdk.models import common, dashboard
 
 from dashboards.catalogue import DASHBOARDS, RUN_ANNOTATION
-from dashboards.spec import ALL, SINGLE_VARIABLES, VARIABLES, Dashboard, Panel
+from dashboards.spec import ALL, REFERENCE_COLOUR, SINGLE_VARIABLES, VARIABLES, Dashboard, Panel
 from serving.core.lane_colours import KNOWN_LANES, lane_colours
 
 FOLDER = Path(__file__).parent
@@ -25,7 +25,6 @@ DATASOURCE = dashboard.DataSourceRef(
 TAG = "tandem"
 REF_IDS = ascii_uppercase  # of a panel's queries
 PANEL_HEIGHT = 8
-REFERENCE_COLOUR = "#9aa3ad"
 # Of a panel's second query and those behind it: dash and gap in pixels.
 DASHES = ([10, 6], [2, 5], [14, 5, 2, 5])
 UNTIL_FIRST_THRESHOLD = None  # Grafana writes minus infinity so

@@ -22,7 +22,7 @@ import click
 import vl_convert
 
 from dashboards.catalogue import DASHBOARDS
-from dashboards.spec import Dashboard, Panel, Query, filled
+from dashboards.spec import REFERENCE_COLOUR, Dashboard, Panel, Query, filled
 from serving.core.lane_colours import LANE_COLOURS, lane_colours
 from serving.progress import progress
 
@@ -31,7 +31,6 @@ POINTS = 240  # in a panel, at most
 GRID_WIDTH_PX = 1240
 PANEL_HEIGHT_PX = 190
 PNG_SCALE = 1.5
-REFERENCE_COLOUR = "#9aa3ad"
 DASHES = ((1, 0), (6, 3), (2, 2), (9, 3, 2, 3))
 OPACITIES = (0.7, 0.45, 0.25, 0.1)
 LEGEND_COLUMN_PX = 200

@@ -24,6 +24,7 @@ VARIABLES = {
 # The lane that others are compared with: one value, never All.
 SINGLE_VARIABLES = {"plain": "batched"}
 ALL = ".*"
+REFERENCE_COLOUR = "#9aa3ad"  # of `Panel.references`
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,6 @@ from loadtest import experiment, lab, report, resume, rundir
 from loadtest.job import DEFAULT_URL, Job
 from loadtest.load import ClosedLoop
 from loadtest.plan import arrivals_of, read_plan, write_plan
-from loadtest.record import torn_line
 from loadtest.sse_client import ClientSettings
 from serving import run_directory
 
@@ -216,14 +215,7 @@ def _resumed(directory: Path, base_url: str | None) -> Job:
     ClientSettings(url)
     resume.refuse_running(directory)
     past = resume.read_past(directory, lab.describe_lab(url))
-    if torn := torn_line(directory / rundir.REQUESTS_FILE):
-        click.echo(torn, err=True)
-    dropped = resume.drop_unfinished(directory, past.finished)
-    click.echo(
-        f"{directory}: {len(past.run.stages)} of {len(past.plan.stages)} stages have run; "
-        f"{dropped} records of unfinished ones are dropped",
-        err=True,
-    )
+    job.drop_unfinished(directory, past, f"{len(past.run.stages)} of {len(past.plan.stages)} stages")
     info = replace(past.run.run, base_url=url, parts=past.part)
     return Job(replace(past.plan, base_url=url), directory, info, past.run.stages, past.offset_s)
 

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import click
 import gevent
 
-from loadtest import lab, report, rundir
+from loadtest import lab, report, resume, rundir
 from loadtest.capacity import SearchSettings
 from loadtest.ceiling import measure_ceiling
 from loadtest.client_health import ClientCeiling
@@ -25,10 +25,10 @@ from loadtest.lesson.roofline import Roofline, kept_ceilings, roofline_of
 from loadtest.load import ClosedLoop
 from loadtest.plan import Plan
 from loadtest.prompt_tokens import token_counter, tokenizer_of
+from loadtest.record import torn_line
 from loadtest.rundir import RunFile, RunInfo, RunStatus, RunWriteError, StageRun
 from loadtest.summary import Summary
 from serving import machine, run_directory
-from serving.core.client_key import KEY_HINT
 from serving.core.errors import ConfigError
 from serving.core.lane import Strategy
 from serving.progress import progress
@@ -136,14 +136,29 @@ def _roofline(description: Mapping[str, Any]) -> Roofline | str:
     return "No roof is drawn: it is that of a batched lane, and this lab had none that was ready."
 
 
+def drop_unfinished(directory: Path, past: resume.Past, what_ran: str) -> None:
+    """Drop what unfinished stages of a run that goes on left, and say so on stderr.
+
+    Raises:
+        ValueError: the records cannot be read.
+    """
+    if torn := torn_line(directory / rundir.REQUESTS_FILE):
+        click.echo(torn, err=True)
+    dropped = resume.drop_unfinished(directory, past.finished)
+    click.echo(
+        f"{directory}: {what_ran} have run; {dropped} records of unfinished ones are dropped", err=True
+    )
+
+
 @contextmanager
 def usage_errors() -> Iterator[None]:
     """Faults of what was asked for end the program with a line and exit code 2, an absent lab with 3."""
     try:
         yield
+    except lab.LockedLabError as error:
+        _leave(str(error))
     except lab.LabError as error:
-        is_locked = KEY_HINT in str(error)
-        _leave(str(error) if is_locked else f"{error}\nIs the lab up? `tandem up` starts it.")
+        _leave(f"{error}\nIs the lab up? `tandem up` starts it.")
     except (ValueError, ConfigError) as error:
         raise click.UsageError(str(error)) from None
     except RunWriteError as error:

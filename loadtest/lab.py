@@ -26,6 +26,10 @@ class LabError(Exception):
     """The lab could not be reached, or answered what cannot be read; the text names the address."""
 
 
+class LockedLabError(LabError):
+    """The lab asks for an API key that it was not shown."""
+
+
 @dataclass(frozen=True, slots=True)
 class PrefixCounts:
     """Prompt tokens looked up in an engine's prefix cache, and those found there."""
@@ -304,5 +308,6 @@ def _read(url: str, headers: Mapping[str, str] | None = None) -> bytes:
     try:
         return get(url, headers)
     except GetError as error:
-        hint = f"; {KEY_HINT}" if error.status == HTTPStatus.UNAUTHORIZED else ""
-        raise LabError(f"{error}{hint}") from None
+        if error.status == HTTPStatus.UNAUTHORIZED:
+            raise LockedLabError(f"{error}; {KEY_HINT}") from None
+        raise LabError(str(error)) from None

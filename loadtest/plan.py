@@ -11,6 +11,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from loadtest.arrivals import schedule
 from loadtest.load import Arrival, ClosedLoop, Load, OpenLoop, TraceReplay
+from loadtest.record import faults_in_words
 from loadtest.slo import parse_slo
 from loadtest.workload import load_workload
 from serving.core.lane import Strategy
@@ -225,8 +226,7 @@ def read_plan(path: Path) -> Plan:
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
     except ValidationError as error:
-        faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
-        raise ValueError(f"{path}: {'; '.join(faults)}") from None
+        raise ValueError(f"{path}: {faults_in_words(error)}") from None
     if not plan.stages:
         raise ValueError(
             f"{path}: stages: the plan has none; a sweep's has none either: `tandem sweep --resume` goes on with it"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -179,13 +178,14 @@ def torn_line(path: Path) -> str | None:
     Raises:
         ValueError: the file cannot be read.
     """
-    number, line = next(iter(deque(_lines(path), maxlen=1)), (0, b"\n"))
-    if line.endswith(b"\n"):
-        return None
-    return (
-        f"{path}:{number}: the last line is cut off, {len(line)} bytes are left out: "
-        "the run was killed while it wrote, or still writes"
-    )
+    with closing(_lines(path)) as lines:
+        for number, line in lines:
+            if not line.endswith(b"\n"):
+                return (
+                    f"{path}:{number}: the last line is cut off, {len(line)} bytes are left out: "
+                    "the run was killed while it wrote, or still writes"
+                )
+    return None
 
 
 def _lines(path: Path) -> Generator[tuple[int, bytes]]:

@@ -27,7 +27,7 @@ from loadtest.experiment import MAX_SEED, choose_lanes, split_names
 from loadtest.job import Job
 from loadtest.load import Process
 from loadtest.plan import MAX_OUTPUT_TOKENS, Plan, write_plan
-from loadtest.record import ClientReason, RequestRecord, read_records, torn_line
+from loadtest.record import ClientReason, RequestRecord, read_records
 from loadtest.rundir import RunInfo
 from loadtest.slo import parse_slo
 from loadtest.sse_client import ClientSettings
@@ -203,14 +203,7 @@ def _resumed(
         sweep.replay(make_repeat(stage, by_stage.get(stage.plan.key, [])))
     if sweep.next_stage() is None:
         raise ValueError(f"{directory}: every lane's search is done; there is nothing to go on with")
-    if torn := torn_line(directory / rundir.REQUESTS_FILE):
-        click.echo(torn, err=True)
-    dropped = resume.drop_unfinished(directory, past.finished)
-    click.echo(
-        f"{directory}: {len(past.run.stages)} probes have run; "
-        f"{dropped} records of unfinished ones are dropped",
-        err=True,
-    )
+    job.drop_unfinished(directory, past, f"{len(past.run.stages)} probes")
     search = settings.search(max_minutes)
     info = replace(before.run, base_url=base_url, parts=past.part, search=search)
     return settings, Job(plan, directory, info, past.run.stages, past.offset_s), sweep

@@ -12,6 +12,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from loadtest.capacity import SearchSettings
 from loadtest.capacity_sweep import CapacitySweep, ProbeLength
 from loadtest.load import Process
+from loadtest.record import faults_in_words
 from loadtest.slo import parse_slo
 
 SWEEP_FILE = "sweep.json"
@@ -117,8 +118,7 @@ def read_settings(directory: Path) -> SweepSettings:
             f"{path}: cannot be read: {error.strerror}; is this the directory of a sweep?"
         ) from None
     except ValidationError as error:
-        faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
-        raise ValueError(f"{path}: {'; '.join(faults)}") from None
+        raise ValueError(f"{path}: {faults_in_words(error)}") from None
 
 
 def _shown(value: Any) -> str:

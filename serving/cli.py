@@ -455,7 +455,7 @@ def waiting_table(scheduler: dict[str, Any]) -> Table:
 @click.option("--once", is_flag=True, help="Print one frame and end.")
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=1, max=3600),
+    type=_Number(1, 3600),
     help=f"What rates and percentiles are over.  [default: {watch.WINDOW_S:g}, with --once {watch.ONCE_S:g}]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print frames as JSON, a line each.")

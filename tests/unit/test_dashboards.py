@@ -13,7 +13,7 @@ import yaml
 from dashboards import build
 from dashboards.catalogue import DASHBOARDS
 from dashboards.load_test import LOAD_TEST
-from dashboards.spec import ALL, VARIABLES, Dashboard, filled
+from dashboards.spec import ALL, REFERENCE_COLOUR, VARIABLES, Dashboard, filled
 from dashboards.speculation import SPECULATION
 from dashboards.tension import TENSION
 from serving.core import metric_names
@@ -178,7 +178,7 @@ def test_a_lane_has_its_report_s_colour_in_grafana() -> None:
         for line in (lane, f"{lane} p50", f"{lane} p95"):
             assert colours_in_grafana(found, line) == {colour}
     assert colours_in_grafana(found, "batched-2 p50") == set()
-    assert colours_in_grafana(found, "limit of the SLO") == {build.REFERENCE_COLOUR}
+    assert colours_in_grafana(found, "limit of the SLO") == {REFERENCE_COLOUR}
 
 
 def test_lines_of_one_colour_differ_in_grafana() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from dashboards import render
-from dashboards.spec import Panel, Query
+from dashboards.spec import REFERENCE_COLOUR, Panel, Query
 from serving.core.lane_colours import lane_colours
 
 
@@ -102,7 +102,7 @@ def test_a_panel_without_data_says_so_and_why() -> None:
     )
     assert "no data" not in text
     assert "#123456" in text
-    assert render.REFERENCE_COLOUR in text
+    assert REFERENCE_COLOUR in text
 
 
 def test_pages_hold_all_they_need(tmp_path: Path) -> None:

@@ -9,6 +9,17 @@ import pytest
 
 from loadtest.connection import StampedConnection
 
+from .lesson.browser import CHROMIUM, Browser, browser
+
+
+@pytest.fixture(scope="module")
+def tab() -> Iterator[Browser]:
+    """A page of Chromium's, to look at what a report or a lesson shows."""
+    if CHROMIUM is None:
+        pytest.skip("chromium is not installed (Debian: apt-get install chromium)")
+    with browser() as opened:
+        yield opened
+
 
 @pytest.fixture
 def kernel_stamps() -> Iterator[None]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -20,10 +19,8 @@ from loadtest.rundir import read_run
 from serving.core.latency import ttft_s
 from serving.core.request import Outcome
 
-from .fake_server import FakeLab, FakeLane, fake_lab
-
-ROOT = Path(__file__).parents[3]
-TIMEOUT_S = 200  # of a process; they take seconds, but other work may share the cores
+from .fake_server import FakeLane, fake_lab
+from .processes import ROOT, TIMEOUT_S, interrupted, run_to_end
 
 # Two profiles that differ in each respect: a scaled or shifted figure must be wrong for one of them.
 QUICK = FakeLane("batched", ttft_s=0.01, gap_s=0.004)
@@ -37,25 +34,11 @@ def command(url: str, runs_dir: Path, *arguments: str) -> list[str]:
 
 
 def bench(url: str, runs_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(url, runs_dir, *arguments),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-        cwd=ROOT,
-    )
+    return run_to_end(command(url, runs_dir, *arguments))
 
 
 def report(*arguments: Path | str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "loadtest.report", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-        cwd=ROOT,
-    )
+    return run_to_end([sys.executable, "-m", "loadtest.report", *map(str, arguments)])
 
 
 def records_of(runs_dir: Path) -> list[RequestRecord]:
@@ -209,27 +192,12 @@ def test_a_stage_that_takes_too_long_is_cut_and_marked(tmp_path: Path) -> None:
     assert ends.total() == stage["requests"]
 
 
-def interrupted(url: str, lab: FakeLab, runs_dir: Path, after: int, *arguments: str) -> tuple[str, str]:
-    """Ctrl-C once `after` requests have arrived; standard output and errors."""
-    arrived = lab.after(after)
-    process = subprocess.Popen(
-        command(url, runs_dir, *arguments),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
-    )  # fmt: skip
-    assert arrived.wait(TIMEOUT_S)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == 130, err
-    assert "Traceback" not in err
-    return out, err
-
-
 def test_ctrl_c_writes_what_there_is_and_resume_does_the_rest(tmp_path: Path) -> None:
     # Four requests of one user on each lane, then eight of two users; cut in the last of the four stages.
     arguments = ("--concurrency", "1,2", "--workloads", "copy", "--output-tokens", "40", "--seed", "3")
     slow = FakeLane("batched", ttft_s=0.01, gap_s=0.01)
     with fake_lab({"quick": QUICK, "slow": slow}) as (url, lab):
-        out, err = interrupted(url, lab, tmp_path, 24, *arguments)
+        out, err = interrupted(command(url, tmp_path, *arguments), lab.after(24))
         assert "report: " in out
         directory = (tmp_path / "latest").resolve()
         assert f"--resume {directory}" in err.replace(str(tmp_path / "latest"), str(directory))
@@ -307,7 +275,7 @@ def test_a_run_goes_on_only_on_the_lab_it_was_measured_on(tmp_path: Path) -> Non
     slow = FakeLane("batched", ttft_s=0.01, gap_s=0.4)
     arguments = ("--concurrency", "1", "--workloads", "copy", "--output-tokens", "4")
     with fake_lab({"quick": QUICK, "slow": slow}) as (url, lab):
-        interrupted(url, lab, tmp_path, 7, *arguments)
+        interrupted(command(url, tmp_path, *arguments), lab.after(7))
     directory = (tmp_path / "latest").resolve()
     before = (directory / "requests.jsonl").read_bytes()
     with fake_lab({"quick": QUICK, "other": QUICK}) as (url, _):

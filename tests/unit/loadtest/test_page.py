@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,19 +13,11 @@ from loadtest.figures import draw_all
 from loadtest.report import render
 from loadtest.summary import Summary
 
-from .lesson.browser import CHROMIUM, Browser, browser
+from .lesson.browser import Browser
 from .runs import whole_run
 from .summaries import sweep
 
 LONG_NAME = "questions-of-our-customers-as-of-last-november"
-
-
-@pytest.fixture(scope="module")
-def tab() -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("chromium is not installed (Debian: apt-get install chromium)")
-    with browser() as opened:
-        yield opened
 
 
 def with_long_name(summary: Summary) -> Summary:

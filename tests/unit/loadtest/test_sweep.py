@@ -1,10 +1,9 @@
-"""A sweep in a process of its own, as it must be: Locust patches the interpreter."""
+"""A sweep, stopped and resumed."""
 
 from __future__ import annotations
 
 import json
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +12,7 @@ from loadtest.record import ClientReason, RequestRecord, read_records
 from loadtest.rundir import read_run
 
 from .fake_server import FakeLane, fake_lab
-
-ROOT = Path(__file__).parents[3]
-TIMEOUT_S = 200  # of a process; other work may share the cores
+from .processes import interrupted, run_to_end
 
 # One place: what comes faster than the lane serves waits, ever longer.
 LANES = {"one": FakeLane("sequential", ttft_s=0.1, gap_s=0.01, max_running=1)}
@@ -40,10 +37,7 @@ def command(url: str, runs_dir: Path, *arguments: str) -> list[str]:
 
 
 def sweep(url: str, runs_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(url, runs_dir, *arguments),
-        capture_output=True, text=True, timeout=TIMEOUT_S, check=False, cwd=ROOT,
-    )  # fmt: skip
+    return run_to_end(command(url, runs_dir, *arguments))
 
 
 def records_of(directory: Path) -> list[RequestRecord]:
@@ -57,15 +51,7 @@ def said(done: subprocess.CompletedProcess[str]) -> str:
 def test_a_sweep_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
     with fake_lab(LANES) as (url, lab):
         # A warm-up and six requests at 4 requests/s, then some of the second probe.
-        in_the_second = lab.after(1 + 6 + 3)
-        process = subprocess.Popen(
-            command(url, tmp_path, *ASKED, *SHORT),
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=ROOT,
-        )  # fmt: skip
-        assert in_the_second.wait(TIMEOUT_S)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=TIMEOUT_S)
-        assert process.returncode == 130, errors
+        _, errors = interrupted(command(url, tmp_path, *ASKED, *SHORT), lab.after(1 + 6 + 3))
         directory = (tmp_path / "latest").resolve()
         assert f"tandem sweep --resume {tmp_path / directory.name} goes on with it" in errors
         stopped, before = read_run(directory), records_of(directory)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from loadtest.lesson.lesson import LeftOut, Lesson
 from loadtest.lesson.page import four_pictures, render
 from serving.core.lane import Strategy
 
-from .browser import CHROMIUM, Browser, browser
+from .browser import Browser
 from .lessons import simulated, whole
 
 
@@ -128,14 +127,6 @@ def test_what_a_model_says_is_text_and_no_markup() -> None:
     page = render(whole())  # its answers hold <b>
     assert "<b>" not in page
     assert "&lt;b&gt;" in page
-
-
-@pytest.fixture(scope="module")
-def tab() -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("chromium is not installed (Debian: apt-get install chromium)")
-    with browser() as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
