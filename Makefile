@@ -47,7 +47,7 @@ report: install ## Write the report of a run again; ARGS="runs/<time>-<name>"
 	@$(BIN)/tandem report $(ARGS)
 
 bench-client: install ## How many streams the load client holds on this machine; ARGS="--streams 500"
-	@$(BIN)/python -m loadtest.ceiling $(ARGS)
+	@$(BIN)/python -m loadtest.client.ceiling $(ARGS)
 
 dashboards: install ## Write the dashboards' JSON again and test Prometheus' rules
 	$(BIN)/python -m dashboards.build
@@ -60,10 +60,10 @@ prometheus: ## Run Prometheus for the lab on 127.0.0.1:8000, on 127.0.0.1:9090, 
 	  --storage.tsdb.path=.tandem/prometheus --web.listen-address=127.0.0.1:$(PROMETHEUS_PORT) $(ARGS)
 
 bench-recording: install ## What recording engine steps costs on the running lab; ARGS="--pairs 100"
-	@$(BIN)/python -m loadtest.bench_recording $(ARGS)
+	@$(BIN)/python -m loadtest.proof.recording_cost $(ARGS)
 
 bench-scheduler: install ## How fast the scheduler decides: pure code and running service; ARGS="--limit-s 1"
-	@$(BIN)/python -m serving.simulation.bench_scheduler $(ARGS)
+	@$(BIN)/python -m serving.benchmarks.scheduler $(ARGS)
 
 study-policies: install ## Compare the order policies in simulated time; ARGS="--seed 2"
 	@$(BIN)/python -m serving.simulation.study_policies $(ARGS)

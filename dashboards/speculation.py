@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboards.spec import Dashboard, Panel, Query, Row
-from serving.core import metric_names as names
+from serving.metrics import names
 
 LANE = '{lane=~"$lane"}'
 PLAIN = '{lane="$plain"}'

@@ -34,14 +34,14 @@ from gevent.event import Event
 # Given as a path, this file must find its package without an installation.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from loadtest.locust_charts import add_charts
-from loadtest.locust_exporter import workers_present
-from loadtest.locust_shares import Shares
-from loadtest.locust_traffic import LEAD_S, WHOLE, Share, Traffic, arrivals_asked, open_load
-from loadtest.openai_server import ServerError
-from loadtest.request_body import Dialect
-from loadtest.wording import count
-from loadtest.workload import DEFAULT_OUTPUT_TOKENS, load_workload
+from loadtest.by_hand.charts import add_charts
+from loadtest.by_hand.exporter import workers_present
+from loadtest.by_hand.shares import Shares
+from loadtest.by_hand.traffic import LEAD_S, WHOLE, Share, Traffic, arrivals_asked, open_load
+from loadtest.client.openai_server import ServerError
+from loadtest.judge.wording import count
+from loadtest.offer.request_body import Dialect
+from loadtest.offer.workload import DEFAULT_OUTPUT_TOKENS, load_workload
 from serving.core.errors import ConfigError
 
 logger = logging.getLogger(__name__)

@@ -33,22 +33,22 @@ from serving.config import LabConfig, LaneConfig
 from serving.core.errors import ConfigError, TandemError
 from serving.engines.base import Engine
 from serving.engines.replica import Replica
-from serving.engines.simulated import SimulatedEngine
+from serving.engines.simulated.engine import SimulatedEngine
 from serving.engines.vllm import VllmEngine, environment
 from serving.gateway import api_keys
 from serving.gateway.app import build_app as build_gateway_app
 from serving.gateway.completion import Services
 from serving.gateway.metrics import GatewayMetrics
+from serving.gateway.metrics_page import build_own_app
 from serving.gateway.openai_request import model_names
-from serving.gateway.own_page import build_own_app
 from serving.gateway.upstream import UpstreamClient
 from serving.http_server import serve_app
 from serving.machine import port_fault
 from serving.scheduler.client import SchedulerClient
 from serving.scheduler.service import SchedulerService
 from serving.scheduler.service import build_app as build_scheduler_app
-from serving.telemetry.otlp import Tracing, is_wanted
-from serving.telemetry.span_log import SpanLog
+from serving.tracing.otlp import Tracing, is_wanted
+from serving.tracing.span_log import SpanLog
 
 APP_NAME = "tandem"
 POLL_S = 0.5

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
 
-from loadtest.record import RequestRecord
+from loadtest.client.record import RequestRecord
 from serving.core import latency
 
 NS_PER_MS = 1e6

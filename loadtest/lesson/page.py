@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
-from loadtest.chart_style import Chart, lane_looks
+from loadtest.drawing.page import render_page
+from loadtest.drawing.style import Chart, lane_looks
+from loadtest.judge.wording import number
 from loadtest.lesson import pictures, sentences
-from loadtest.lesson.lesson import LeftOut, Lesson
 from loadtest.lesson.measure import Queue, Timeline
-from loadtest.page import render_page
-from loadtest.wording import number
+from loadtest.lesson.teach import LeftOut, Lesson
 from serving import __version__
 from serving.core.lane import Strategy
 
@@ -37,7 +38,7 @@ def render(lesson: Lesson) -> str:
     """The page, with its pictures and all they need inside it."""
     found = four_pictures(lesson)
     return render_page(
-        "lesson/lesson.html.j2",
+        Path(__file__).with_name("lesson.html.j2"),
         {picture.name: picture.spec for picture in found if picture.spec is not None},
         lesson=lesson,
         version=__version__,

@@ -8,7 +8,7 @@ from typing import Any
 
 import altair as alt
 
-from loadtest.chart_style import (
+from loadtest.drawing.style import (
     BAD,
     GREY,
     PANEL_HEIGHT_PX,
@@ -21,10 +21,10 @@ from loadtest.chart_style import (
     table,
     tip,
 )
+from loadtest.judge.wording import count, number, time
 from loadtest.lesson.measure import OperatingPoint, Queue, Scoring, StepSize, Timeline
-from loadtest.lesson.roofline import Roofline
-from loadtest.wording import count, number, time
-from serving.core.step_event import Phase
+from serving.roofline import Roofline
+from serving.tracing.events import Phase
 
 WIDTH_PX = 560
 GANTT_ROW_PX = 17

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from loadtest.lesson.lesson import LeftOut
+from loadtest.judge.wording import count, number, share, time
 from loadtest.lesson.measure import OperatingPoint, Queue, Scoring, StepSize, Timeline
-from loadtest.lesson.roofline import Roofline
-from loadtest.wording import count, number, share, time
-from serving.core.step_event import Phase
+from loadtest.lesson.teach import LeftOut
+from serving.roofline import Roofline
+from serving.tracing.events import Phase
 
 NEAR_THE_ROOF = 2.0  # times the least time: a step within it is explained by memory and arithmetic
 

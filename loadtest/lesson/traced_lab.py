@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from loadtest.http_get import GetError, get, post
-from loadtest.lab import describe_lab
-from loadtest.step_recording import RecordingError, recording, to_last_token
+from loadtest.client.lab import describe_lab
+from loadtest.client.step_recording import RecordingError, recording, to_last_token
 from serving.core.client_key import key_headers
+from serving.core.http_get import GetError, get, post
 from serving.core.lane import Strategy
-from serving.core.step_event import StepEvent
+from serving.tracing.events import StepEvent
 
 RECORD_LIMIT_S = 240  # a recording ends by itself if this process dies
 ANSWER_TIMEOUT_S = 180.0

@@ -12,7 +12,7 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
-from serving.engines.step_log import StepLog
+from serving.engines.steps.log import StepLog
 
 KEEP_FINISHED = 1024
 KEEP_SENT = 512

@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serving.engines.base import EngineTally
-from serving.engines.step_recorder import StepRecorder
+from serving.engines.steps.recorder import StepRecorder
 
 TALLY_PATH = "/tandem/engine"
 SENT_PATH = "/tandem/engine/sent"

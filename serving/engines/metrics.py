@@ -9,8 +9,8 @@ import psutil
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from serving.core import metric_names as names
 from serving.engines.base import EngineTally
+from serving.metrics import names
 
 MEMORY_REFRESH_S = 10.0
 

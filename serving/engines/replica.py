@@ -17,11 +17,11 @@ from serving.engines.base import Engine
 from serving.engines.engine_page import with_engine_page
 from serving.engines.metrics import ReplicaCollector
 from serving.engines.route_filter import only_lab_routes
-from serving.engines.step_recorder import ReplicaLabels, StepRecorder
+from serving.engines.steps.recorder import ReplicaLabels, StepRecorder
 from serving.http_server import serve_app
 from serving.scheduler.client import keep_connected
 from serving.scheduler.protocol import ReplicaHello, ReplicaLeaving, decode_replica_update, encode
-from serving.telemetry.otlp import Tracing, with_engine_span
+from serving.tracing.otlp import Tracing, with_engine_span
 
 logger = logging.getLogger(__name__)
 WARM_UP_TIMEOUT_S = 120

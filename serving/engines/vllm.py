@@ -20,7 +20,7 @@ from serving import machine, model_store
 from serving.config import LaneConfig, ModelConfig, SpeculationConfig
 from serving.core.errors import ConfigError
 from serving.engines.base import EngineFacts, EngineTally, FinishedRequest
-from serving.engines.step_log import PATH_VARIABLE, StepLog
+from serving.engines.steps.log import PATH_VARIABLE, StepLog
 
 logger = logging.getLogger(__name__)
 GIB = 1024**3
@@ -183,7 +183,7 @@ class VllmEngine:
 
     def _note_steps(self, engine_config: Any) -> None:
         """Put a scheduler that can note its steps in place of the very one that vLLM has chosen."""
-        from serving.engines.vllm_steps import NOTING
+        from serving.engines.steps.vllm_schedulers import NOTING
 
         scheduling = engine_config.scheduler_config
         chosen = scheduling.get_scheduler_cls()

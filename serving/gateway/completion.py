@@ -17,7 +17,6 @@ from serving.core.lane import ANY_LANE
 from serving.core.latency import RequestTimeline, inter_chunk_latencies_s
 from serving.core.request import Outcome, SchedulingRequest
 from serving.core.sse import EventTooLargeError, parse_answer
-from serving.core.step_event import Attempt, RequestSpan
 from serving.gateway.errors import error_event, error_headers, error_object, refusal_reason
 from serving.gateway.metrics import GatewayMetrics
 from serving.gateway.openai_request import RoutedRequest
@@ -26,8 +25,9 @@ from serving.gateway.upstream import Upstream, UpstreamClient
 from serving.scheduler.client import HeldReplica, SchedulerClient
 from serving.scheduler.core import ReplicaVerdict, RequestEnd
 from serving.scheduler.protocol import Granted
-from serving.telemetry.otlp import TracedSpan, Tracing, end_request
-from serving.telemetry.span_log import SpanLog
+from serving.tracing.events import Attempt, RequestSpan
+from serving.tracing.otlp import TracedSpan, Tracing, end_request
+from serving.tracing.span_log import SpanLog
 
 logger = logging.getLogger(__name__)
 

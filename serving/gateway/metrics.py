@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry
 
 from serving.config import SloConfig
-from serving.core import metric_names as names
 from serving.core.errors import ERROR_SHAPES, Reason
 from serving.core.latency import RequestTimeline, e2e_latency_s, tpot_s, ttft_s
 from serving.core.request import Outcome
-from serving.core.tenant_label import TenantLabels
-from serving.telemetry import registry as make
+from serving.metrics import names
+from serving.metrics import registry as make
+from serving.metrics.tenant_label import TenantLabels
 
 MET, MISSED = "met", "missed"  # label `result`
 TOO_MANY_REQUESTS = 429

@@ -11,13 +11,13 @@ from prometheus_client.registry import Collector
 
 from serving.ceilings import kept
 from serving.config import LaneConfig, SchedulerConfig
-from serving.core import metric_names as names
 from serving.core.errors import SCHEDULER_REASONS
 from serving.core.lane import ANY_LANE
-from serving.core.tenant_label import TenantLabels
+from serving.metrics import names
+from serving.metrics import registry as make
+from serving.metrics.tenant_label import TenantLabels
 from serving.scheduler.breaker import BreakerState
 from serving.scheduler.core import Grant, SchedulerCore
-from serving.telemetry import registry as make
 
 BREAKER_VALUES = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
 

@@ -21,6 +21,7 @@ from serving.config import LaneConfig, SchedulerConfig
 from serving.core.errors import LeaseError
 from serving.core.lane import ReplicaInfo
 from serving.core.request import SchedulingRequest
+from serving.metrics.registry import CONTENT_TYPE, exposition
 from serving.scheduler.admission import Refusal
 from serving.scheduler.core import Grant, RequestEnd, SchedulerCore
 from serving.scheduler.ledger import Lease
@@ -40,7 +41,6 @@ from serving.scheduler.protocol import (
     decode_to_scheduler,
     encode,
 )
-from serving.telemetry.registry import CONTENT_TYPE, exposition
 
 logger = logging.getLogger(__name__)
 MAX_TENANTS_SHOWN = 20

@@ -16,7 +16,7 @@ from serving.simulation import replica as engine
 from serving.simulation.events import EventLoop
 from serving.simulation.replica import ReplicaModel, SimulatedReplica
 from serving.simulation.results import SimulatedRequest, SimulatedRun
-from serving.simulation.trace import Arrival
+from serving.simulation.traffic import Arrival
 
 EXPIRY_TICK_S = 0.25  # the service looks for overdue requests as often
 LANE = "simulated"

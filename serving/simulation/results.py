@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from serving.core.errors import Reason
 from serving.core.latency import RequestTimeline, percentile, ttft_s
 from serving.core.request import Outcome
-from serving.simulation.trace import Arrival
+from serving.simulation.traffic import Arrival
 
 
 @dataclass(slots=True)

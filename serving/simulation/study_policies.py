@@ -30,7 +30,7 @@ from serving.progress import progress
 from serving.simulation.lab import SimulatedLab
 from serving.simulation.replica import ReplicaModel
 from serving.simulation.results import SimulatedRun, refusals, shares, slo_attainment, ttft_summary
-from serving.simulation.trace import RequestClass, capacity_rps, poisson_trace
+from serving.simulation.traffic import RequestClass, capacity_rps, poisson_trace
 from serving.simulation.verdicts import (
     SJF_FAST_AGEING,
     PolicyRow,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from loadtest.exporter import ADDRESS_VARIABLE, DEFAULT_PORT
+from loadtest.run.exporter import ADDRESS_VARIABLE, DEFAULT_PORT
 from tests.compose.stack import ROOT, clean_environment, why_no_compose
 from tests.observability.prometheus_process import SHIPPED
 

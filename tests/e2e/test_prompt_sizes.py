@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.prompt_tokens import token_counter, tokenizer_of
-from loadtest.workload import WORKLOAD_NAMES, load_workload
+from loadtest.offer.prompt_tokens import token_counter, tokenizer_of
+from loadtest.offer.workload import WORKLOAD_NAMES, load_workload
 from serving import model_store
 
 pytestmark = pytest.mark.model

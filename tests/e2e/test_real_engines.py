@@ -14,7 +14,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving.core import metric_names as names
+from serving.metrics import names
 from tests.running_lab import LOOPBACK, RunningLab, tandem, wait_until
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]

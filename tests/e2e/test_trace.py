@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from serving.core import metric_names as names
-from serving.core.step_event import Phase, StepEvent
-from serving.core.trace_file import Trace, read_trace
+from serving.metrics import names
+from serving.tracing.events import Phase, StepEvent
+from serving.tracing.trace_file import Trace, read_trace
 from tests.e2e.test_real_engines import vllm_counter
 from tests.running_lab import RunningLab
-from tests.unit.telemetry.chrome_rules import check_events
+from tests.unit.tracing.chrome_rules import check_events
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 LANES = ("sequential", "batched", "speculative")
@@ -113,7 +113,7 @@ def test_the_viewers_file_keeps_the_rules(recorded: tuple[Trace, Path, list[floa
 def test_the_schedulers_are_those_that_vllm_would_take() -> None:
     # In a process of its own: the import of vLLM warns.
     look = (
-        "from serving.engines.vllm_steps import NOTING\n"
+        "from serving.engines.steps.vllm_schedulers import NOTING\n"
         "print([(chosen.__name__, noting.__name__, chosen in noting.__bases__)"
         " for chosen, noting in NOTING.items()])"
     )

@@ -7,10 +7,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from serving.config import LaneConfig, SimulatedProfile
-from serving.core import metric_names
 from serving.core.lane import Strategy
-from serving.core.metric_names import VLLM_FLOPS, VLLM_READ_BYTES
-from serving.engines.simulated import SimulatedEngine
+from serving.engines.simulated.engine import SimulatedEngine
+from serving.metrics import names as metric_names
+from serving.metrics.names import VLLM_FLOPS, VLLM_READ_BYTES
 from tests.running_lab import RunningLab
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]

@@ -15,8 +15,8 @@ from typing import Any
 
 import gevent
 
-from loadtest.record import RequestLabel, RequestRecord, to_row
-from loadtest.sse_client import ClientSettings, StreamingClient
+from loadtest.client.record import RequestLabel, RequestRecord, to_row
+from loadtest.client.sse_client import ClientSettings, StreamingClient
 from tests.golden.lumping_client import LumpingClient
 
 READERS = {"ours": StreamingClient, "lumping": LumpingClient}

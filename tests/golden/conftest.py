@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loadtest.record import RequestRecord, from_row
+from loadtest.client.record import RequestRecord, from_row
 from serving.engines.base import SentStream
 from serving.engines.engine_page import SENT_PATH
 
@@ -82,7 +82,7 @@ class Server:
 @pytest.fixture(scope="package")
 def servers() -> Iterator[dict[Profile, Server]]:
     """A server for each profile. All start at once, for most of a start is imports."""
-    command = [sys.executable, "-m", "serving.engines.simulated_server", "--max-num-seqs", "64"]
+    command = [sys.executable, "-m", "serving.engines.simulated.server", "--max-num-seqs", "64"]
     processes = {
         profile: subprocess.Popen(
             command + profile.arguments, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True

@@ -9,8 +9,8 @@ from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
 
-from loadtest.record import RequestLabel, RequestRecord
-from loadtest.sse_client import ClientSettings
+from loadtest.client.record import RequestLabel, RequestRecord
+from loadtest.client.sse_client import ClientSettings
 from serving.core.request import Outcome
 from serving.core.sse import EventSplitter, parse_event
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from loadtest.record import RequestLabel, RequestRecord
+from loadtest.client.record import RequestLabel, RequestRecord
 from serving.core.request import Outcome
 from serving.engines.base import SentStream, SentWrite
 from tests.golden.truth import Span, faults, was_starved

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from loadtest.record import RequestRecord
+from loadtest.client.record import RequestRecord
 from serving.core import latency
 from serving.engines.base import SentStream, SentWrite
 

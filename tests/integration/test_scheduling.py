@@ -11,7 +11,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving.core.metric_names import METRICS
+from serving.metrics.names import METRICS
 from tests.running_lab import LOOPBACK, RunningLab, wait_until
 
 

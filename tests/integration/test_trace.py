@@ -13,10 +13,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from serving.core.step_event import Phase
-from serving.core.trace_file import read_trace
+from serving.tracing.events import Phase
+from serving.tracing.trace_file import read_trace
 from tests.running_lab import RunningLab, tandem
-from tests.unit.telemetry.chrome_rules import check_events
+from tests.unit.tracing.chrome_rules import check_events
 
 LANES = ("sequential", "batched", "speculative")
 NAMES = [f"{lane}-{number}" for lane in LANES for number in range(3)]

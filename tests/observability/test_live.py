@@ -12,7 +12,7 @@ import yaml
 
 from dashboards.catalogue import DASHBOARDS, RUN_ANNOTATION
 from dashboards.spec import SINGLE_VARIABLES, VARIABLES, Dashboard, Panel, Query, filled
-from serving.core.metric_names import METRICS
+from serving.metrics.names import METRICS
 from tests.observability.conftest import LANES, NUM_TARGETS, REPLICAS, Watched
 from tests.observability.prometheus_process import SHIPPED, Prometheus, installed
 

@@ -16,11 +16,12 @@ from pathlib import Path
 
 import psutil
 
-from serving import lab_state, shared_memory, supervisor
 from serving.config import GatewayConfig, LabConfig, LaneConfig
 from serving.core.errors import TandemError
 from serving.core.lane import Strategy
-from serving.sweep import RUN_ID_VARIABLE
+from serving.lab import shared_memory, supervisor
+from serving.lab import state as lab_state
+from serving.lab.cleanup import RUN_ID_VARIABLE
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from dashboards.load_test import LOAD_TEST
 from dashboards.spec import ALL, REFERENCE_COLOUR, VARIABLES, Dashboard, filled
 from dashboards.speculation import SPECULATION
 from dashboards.tension import TENSION
-from serving.core import metric_names
 from serving.core.lane_colours import KNOWN_LANES, lane_colours
-from serving.core.metric_names import METRICS
+from serving.metrics import names as metric_names
+from serving.metrics.names import METRICS
 
 FOLDER = Path(build.__file__).parent
 RULES = [

@@ -9,10 +9,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from loadtest.http_get import get
-from serving import cluster
 from serving.core.client_key import client_key, key_headers
 from serving.core.errors import ConfigError
+from serving.core.http_get import get
+from serving.lab import control
 
 KEY = "alice-0123456789abcdef"
 
@@ -72,7 +72,7 @@ def serving() -> Iterator[NotingServer]:
 
 
 def read_as_cluster(base_url: str) -> Callable[[str], bytes]:
-    return cluster.reader(base_url)
+    return control.reader(base_url)
 
 
 def read_as_load_client(_: str) -> Callable[[str], bytes]:
@@ -93,7 +93,7 @@ def test_a_redirect_does_not_take_the_key_along(
 def test_the_lab_s_other_processes_are_not_shown_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TANDEM_API_KEY", KEY)
     with serving() as lab, serving() as replica:
-        fetch = cluster.reader(lab.url)
+        fetch = control.reader(lab.url)
         fetch(f"{lab.url}/targets")
         fetch(f"{replica.url}/metrics")
         assert (lab.shown, replica.shown) == ([f"Bearer {KEY}"], [None])

@@ -14,7 +14,7 @@ from serving.config import LaneConfig, SimulatedProfile
 from serving.core.lane import Strategy
 from serving.engines import replica as replica_module
 from serving.engines.replica import Replica
-from serving.engines.simulated import SimulatedEngine
+from serving.engines.simulated.engine import SimulatedEngine
 from serving.scheduler import service as service_module
 from tests.unit.scheduler.control_plane import ControlPlane, control_plane, until
 

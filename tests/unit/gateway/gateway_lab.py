@@ -18,8 +18,8 @@ from serving.gateway.app import NO_KEYS, build_app
 from serving.gateway.completion import Services
 from serving.gateway.metrics import GatewayMetrics
 from serving.gateway.upstream import UpstreamClient
-from serving.telemetry.otlp import Tracing
-from serving.telemetry.span_log import SpanLog
+from serving.tracing.otlp import Tracing
+from serving.tracing.span_log import SpanLog
 from tests.unit.gateway.fake_engine import FakeEngine, fake_engine
 from tests.unit.scheduler.control_plane import LANES, ControlPlane, control_plane, until
 

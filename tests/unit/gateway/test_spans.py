@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from serving.core.step_event import RequestSpan
-from serving.gateway.own_page import build_own_app
-from serving.telemetry.otlp import Tracing, is_wanted, with_engine_span
+from serving.gateway.metrics_page import build_own_app
+from serving.tracing.events import RequestSpan
+from serving.tracing.otlp import Tracing, is_wanted, with_engine_span
 from tests.unit.gateway.fake_engine import (
     DONE,
     USAGE,
@@ -25,7 +25,7 @@ from tests.unit.gateway.fake_engine import (
 )
 from tests.unit.gateway.gateway_lab import Caller, GatewayLab, gateway_lab
 from tests.unit.scheduler.control_plane import until
-from tests.unit.telemetry.collector import attributes, collector
+from tests.unit.tracing.collector import attributes, collector
 
 pytestmark = pytest.mark.anyio
 BODY = {"model": "smollm2-135m:batched", "messages": [], "stream": True}
@@ -200,7 +200,7 @@ def test_the_environment_counts_where_the_config_is_silent(monkeypatch: pytest.M
 
 def test_nothing_of_opentelemetry_is_loaded_unless_it_is_wanted() -> None:
     look = (
-        "import sys, serving.gateway.app, serving.gateway.own_page, serving.engines.replica\n"
+        "import sys, serving.gateway.app, serving.gateway.metrics_page, serving.engines.replica\n"
         "print([name for name in sys.modules if name.startswith('opentelemetry')])"
     )
     assert subprocess.check_output([sys.executable, "-c", look], text=True).strip() == "[]"

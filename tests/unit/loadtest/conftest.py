@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from loadtest.connection import StampedConnection
-
-from .lesson.browser import CHROMIUM, Browser, browser
+from loadtest.client.connection import StampedConnection
+from tests.unit.loadtest.lesson.browser import CHROMIUM, Browser, browser
 
 
 @pytest.fixture(scope="module")

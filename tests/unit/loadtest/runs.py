@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from loadtest.lab import ReplicaScrape, Scrape
-from loadtest.load import ClosedLoop
-from loadtest.plan import StagePlan
-from loadtest.record import RequestLabel, RequestRecord, to_row
-from loadtest.rundir import REQUESTS_FILE, RunFile, RunInfo, RunStatus, StageRun, write_run
+from loadtest.client.lab import ReplicaScrape, Scrape
+from loadtest.client.record import RequestLabel, RequestRecord, to_row
+from loadtest.offer.load import ClosedLoop
+from loadtest.run.directory import REQUESTS_FILE, RunFile, RunInfo, RunStatus, StageRun, write_run
+from loadtest.run.plan import StagePlan
 from serving.core.request import Outcome
 from serving.core.speculation import SpeculationCounts
 

@@ -1,30 +1,27 @@
-"""Summaries made by hand, in the shape of `loadtest.summary`: for tests of what is said of figures."""
+"""Summaries made by hand, in the shape of `loadtest.analysis.summary`: for tests of what is said of figures."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from loadtest.capacity import SearchSettings
-from loadtest.client_health import ClientCeiling
-from loadtest.crossover import find_crossovers
-from loadtest.load import ClosedLoop, Load, constant_rate
-from loadtest.rundir import RunInfo
-from loadtest.summary import (
+from loadtest.analysis.crossover import find_crossovers
+from loadtest.analysis.summary import (
     Agreement,
-    Capacity,
     ClientSummary,
-    Estimate,
     FailureCount,
     LaneSummary,
     Percentiles,
-    Probe,
-    SloSummary,
     StageSummary,
     Summary,
 )
-
-from .runs import STRATEGIES, run_file
+from loadtest.client.health import ClientCeiling
+from loadtest.judge.capacity import Capacity, Probe, SearchSettings
+from loadtest.judge.estimate import Estimate
+from loadtest.judge.slo import SloSummary
+from loadtest.offer.load import ClosedLoop, Load, constant_rate
+from loadtest.run.directory import RunInfo
+from tests.unit.loadtest.runs import STRATEGIES, run_file
 
 SLO = "ttft_p95<2s,tpot_p95<300ms"
 TOO_LATE = "the client was late: dispatch lag p99 is 180 ms, the limit 50 ms"

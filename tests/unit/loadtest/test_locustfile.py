@@ -22,12 +22,11 @@ from typing import IO
 
 import pytest
 
-from loadtest import locust_charts
-from loadtest.exporter import OFF, PORT_VARIABLE
-from loadtest.openai_server import Server, ServerError, find_server
-from loadtest.request_body import Dialect
-
-from .fake_server import FakeLane, fake_lab
+from loadtest.by_hand import charts as locust_charts
+from loadtest.client.openai_server import Server, ServerError, find_server
+from loadtest.offer.request_body import Dialect
+from loadtest.run.exporter import OFF, PORT_VARIABLE
+from tests.unit.loadtest.fake_server import FakeLane, fake_lab
 
 LOCUSTFILE = Path(__file__).parents[3] / "loadtest" / "locustfile.py"
 TIMEOUT_S = 200

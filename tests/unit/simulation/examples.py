@@ -7,7 +7,7 @@ from serving.core.request import SchedulingRequest
 from serving.simulation.lab import SimulatedLab
 from serving.simulation.replica import ReplicaModel
 from serving.simulation.results import SimulatedRun
-from serving.simulation.trace import Arrival, RequestClass
+from serving.simulation.traffic import Arrival, RequestClass
 
 KIND = RequestClass("any", "a", 1, prompt_tokens=100, output_tokens=10, ttft_slo_s=1.0)
 

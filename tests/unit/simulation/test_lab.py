@@ -18,7 +18,7 @@ from serving.simulation.results import (
     slo_attainment,
     ttft_summary,
 )
-from serving.simulation.trace import Arrival, RequestClass, capacity_rps, poisson_trace
+from serving.simulation.traffic import Arrival, RequestClass, capacity_rps, poisson_trace
 from tests.unit.simulation.examples import KIND, arrival, model, run
 
 ORDERS = ("fcfs", "priority", "sjf", "edf", "fair")

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from serving.benchmarks.core import CoreRate, measure_core
+from serving.benchmarks.scheduler import core_cases, verdicts
+from serving.benchmarks.service import ServiceRate
 from serving.run_directory import write_figures
 from serving.simulation import study_policies
-from serving.simulation.bench_core import CoreRate, measure_core
-from serving.simulation.bench_scheduler import core_cases, verdicts
-from serving.simulation.bench_service import ServiceRate
 
 
 def core_rate(decisions: int, num_replicas: int = 100) -> CoreRate:

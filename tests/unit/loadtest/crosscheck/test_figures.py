@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from loadtest.client.record import RequestLabel, RequestRecord
 from loadtest.crosscheck.figures import arrivals_per_s, from_records, from_sent, tie, tolerance
-from loadtest.record import RequestLabel, RequestRecord
 from serving.core.request import Outcome
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from loadtest.lesson.lesson import LeftOut, Lesson
 from loadtest.lesson.measure import OperatingPoint, Queue, Scoring, StepSize, Timeline, TimelineStep, Wait
-from loadtest.lesson.roofline import Roofline
+from loadtest.lesson.teach import LeftOut, Lesson
 from loadtest.lesson.traced_lab import TracedLab
 from serving.core.lane import Strategy
-from serving.core.step_event import Phase
+from serving.roofline import Roofline
+from serving.tracing.events import Phase
 
 MACHINE: dict[str, Any] = {
     "cpu_model": "Abacus 9000",

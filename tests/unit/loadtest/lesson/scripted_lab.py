@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from serving.core.step_event import Attempt, Phase, RequestSpan, StepEvent, TracedReplica
+from serving.tracing.events import Attempt, Phase, RequestSpan, StepEvent, TracedReplica
 
 STRATEGIES = ("sequential", "batched", "speculative")
 PROMPT_IDS = [7, 8, 9]

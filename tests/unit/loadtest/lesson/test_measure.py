@@ -13,9 +13,8 @@ from loadtest.lesson.measure import LeftOutError, by_size, operating_point, time
 from loadtest.lesson.text import TokenText
 from loadtest.lesson.traced_lab import find_lab
 from serving.core.lane import Strategy
-from serving.core.step_event import Phase, StepEvent
-
-from .scripted_lab import PROMPT_IDS, ScriptedLab, scripted_lab
+from serving.tracing.events import Phase, StepEvent
+from tests.unit.loadtest.lesson.scripted_lab import PROMPT_IDS, ScriptedLab, scripted_lab
 
 MS = 1_000_000
 # Byte-level pieces: Ġ stands for a space, and the last two are halves of one é.

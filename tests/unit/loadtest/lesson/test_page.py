@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from loadtest.lesson.lesson import LeftOut, Lesson
 from loadtest.lesson.page import four_pictures, render
+from loadtest.lesson.teach import LeftOut, Lesson
 from serving.core.lane import Strategy
-
-from .browser import Browser
-from .lessons import simulated, whole
+from tests.unit.loadtest.lesson.browser import Browser
+from tests.unit.loadtest.lesson.lessons import simulated, whole
 
 
 def words(lesson: Lesson) -> dict[str, str]:

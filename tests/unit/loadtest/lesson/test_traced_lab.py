@@ -4,11 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from loadtest.lab import LabError
+from loadtest.client.lab import LabError
 from loadtest.lesson.traced_lab import LessonError, Question, find_lab
 from serving.core.lane import Strategy
-
-from .scripted_lab import ScriptedLab, scripted_lab
+from tests.unit.loadtest.lesson.scripted_lab import ScriptedLab, scripted_lab
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""From records to a summary, and from two summaries to a comparison."""

@@ -1,0 +1,240 @@
+"""One row of a run's summary: the repeats of a stage, from records and scrapes to figures.
+
+Latencies are defined in `serving.core.latency`, acceptance in `serving.core.speculation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from statistics import fmean
+from typing import TypeVar
+
+from loadtest.analysis.client_view import achieved_per_s, offered_per_s, summarize_client
+from loadtest.analysis.server_view import ServerView, add_speculation, agreements, view
+from loadtest.analysis.summary import Agreement, ClientSummary, Percentiles, StageSummary
+from loadtest.analysis.validity import invalid_reasons
+from loadtest.client.health import ClientCeiling
+from loadtest.client.lab import Scrape
+from loadtest.client.record import ClientReason, RequestRecord
+from loadtest.judge.estimate import Estimate
+from loadtest.judge.intervals import mean_of_rates, percentile_estimate
+from loadtest.judge.slo import Slo, decided, evaluate
+from loadtest.offer.load import Load
+from loadtest.run.directory import StageRun
+from serving.core.latency import (
+    RequestTimeline,
+    e2e_latency_s,
+    inter_chunk_latencies_s,
+    percentile,
+    tpot_s,
+    ttft_s,
+)
+from serving.core.speculation import acceptance_rate, mean_acceptance_length
+
+_T = TypeVar("_T")
+
+NO_CONNECTION = frozenset({ClientReason.CONNECT, ClientReason.CONNECT_TIMEOUT})
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """One repeat of a stage.
+
+    Attributes:
+        records: those that count.
+        warmup: those of the stage that do not; the server counted them all the same.
+    """
+
+    stage: StageRun
+    records: tuple[RequestRecord, ...]
+    warmup: tuple[RequestRecord, ...] = ()
+
+    @property
+    def window_s(self) -> float:
+        """First schedule to last finish, of any request; 0 without a record."""
+        if not self.records:
+            return 0.0
+        first_s = min(record.scheduled_at_s for record in self.records)
+        return max(record.finished_at_s for record in self.records) - first_s
+
+    @property
+    def num_due(self) -> int:
+        """Requests that should have a record: those planned, or in a stage that was cut, those it came to."""
+        return len(self.records) if self.stage.is_cut else self.stage.plan.requests
+
+
+def make_repeat(stage: StageRun, records: Iterable[RequestRecord]) -> Repeat:
+    """A stage that ran, with all of its records."""
+    found = tuple(records)
+    return Repeat(
+        stage,
+        tuple(record for record in found if not record.label.is_warmup),
+        tuple(record for record in found if record.label.is_warmup),
+    )
+
+
+def summarize_stage(
+    repeats: Sequence[Repeat], slo: Slo | None = None, ceiling: ClientCeiling | None = None
+) -> StageSummary:
+    """The repeats of one stage as one row; there is at least one."""
+    stages = [repeat.stage for repeat in repeats]
+    plan = stages[0].plan
+    records = [record for repeat in repeats for record in repeat.records]
+    completed = [record for record in records if record.is_completed]
+    timelines = [record.timeline for record in completed]
+    tokens = sum(record.output_tokens or 0 for record in completed)
+    chunks = sum(len(record.chunk_at_s) for record in completed)
+    window_s = sum(repeat.window_s for repeat in repeats)
+    views = [view(stage.before, stage.after, plan.lane) for stage in stages]
+    drafted = _all_known([seen.speculation for seen in views])
+    prefixes = _all_known([seen.prefix for seen in views])
+    queries = sum(prefix.queries for prefix in prefixes)
+    counts = reduce(add_speculation, drafted) if drafted else None
+    agreed, invalid = _judge(repeats, views, ceiling)
+    rates = [rate for repeat in repeats if (rate := output_tokens_per_s(repeat.records)) is not None]
+    return StageSummary(
+        lane=plan.lane,
+        workload=plan.workload,
+        load=plan.load,
+        repeats=len(repeats),
+        requests=len(records),
+        planned_requests=sum(stage.plan.requests for stage in stages),
+        failures=len(records) - len(completed),
+        offered_per_s=_mean([rate for each in repeats if (rate := _offered_per_s(each)) is not None]),
+        achieved_per_s=_mean([achieved_per_s(plan.load, each.records) for each in repeats]) or 0.0,
+        output_tokens_per_s=mean_of_rates(rates),
+        # Little's law, with each request's time from due to end.
+        mean_in_flight=_share(sum(e2e_latency_s(record.timeline) for record in records), window_s),
+        ttft_s=_percentiles(ttft_s(timeline) for timeline in timelines),
+        tpot_s=_percentiles(tpot for timeline in timelines if (tpot := tpot_s(timeline)) is not None),
+        e2e_s=_percentiles(e2e_latency_s(timeline) for timeline in timelines),
+        inter_chunk_s=_gap_percentiles(timelines),
+        tokens_per_chunk=tokens / chunks if chunks else None,
+        acceptance_rate=acceptance_rate(counts) if counts else None,
+        mean_acceptance_length=mean_acceptance_length(counts) if counts else None,
+        prefix_hit_rate=sum(prefix.hits for prefix in prefixes) / queries if queries else None,
+        memory_bytes=memory_bytes(
+            (scrape for stage in stages for scrape in (stage.before, stage.after)), plan.lane
+        ),
+        wrong_lengths=sum(
+            record.asked_output_tokens is not None and record.output_tokens != record.asked_output_tokens
+            for record in completed
+        ),
+        cut=any(stage.is_cut for stage in stages),
+        duration_s=sum(stage.finished_at_s - stage.started_at_s for stage in stages),
+        slo=evaluate(slo, records, window_s) if slo is not None and decided(slo, records) else None,
+        client=_client(plan.load, repeats, ceiling),
+        agreements=agreed,
+        invalid=invalid,
+        notes=tuple(
+            note
+            for repeat, seen in zip(repeats, views, strict=True)
+            for note in (*seen.notes, *_notes(repeat))
+        ),
+    )
+
+
+def _judge(
+    repeats: Sequence[Repeat], views: Sequence[ServerView], ceiling: ClientCeiling | None
+) -> tuple[tuple[Agreement, ...], tuple[str, ...]]:
+    """Agreements and reasons of invalidity of each repeat: a bad one does not hide among the others."""
+    agreed: list[Agreement] = []
+    invalid: list[str] = []
+    for repeat, seen in zip(repeats, views, strict=True):
+        plan = repeat.stage.plan
+        prefix = f"repeat {plan.repeat + 1}: " if len(repeats) > 1 else ""
+        ours = agreements(seen, repeat.records + repeat.warmup)
+        ttft = percentile([ttft_s(each.timeline) for each in repeat.records if each.is_completed], 50)
+        reasons = invalid_reasons(
+            _client(plan.load, [repeat], ceiling),
+            offered_per_s=_offered_per_s(repeat),
+            achieved_per_s=achieved_per_s(plan.load, repeat.records),
+            ttft_p50_s=ttft,
+            agreements=ours,
+            unreached=_share(
+                sum(each.reason in NO_CONNECTION for each in repeat.records), len(repeat.records)
+            ),
+        )
+        if (missing := repeat.stage.locust_requests - len(repeat.records)) > 0:
+            reasons += (f"{missing} requests were sent and have no record",)
+        agreed += [replace(each, quantity=prefix + each.quantity) for each in ours]
+        invalid += [prefix + reason for reason in reasons]
+    return tuple(agreed), tuple(invalid)
+
+
+def _client(load: Load, repeats: Sequence[Repeat], ceiling: ClientCeiling | None) -> ClientSummary:
+    return summarize_client(
+        load,
+        [record for repeat in repeats for record in repeat.records],
+        [repeat.stage.client for repeat in repeats if repeat.stage.client is not None],
+        ceiling,
+        max((output_tokens_per_s(repeat.records) or 0.0 for repeat in repeats), default=None),
+    )
+
+
+def _offered_per_s(repeat: Repeat) -> float | None:
+    return offered_per_s(repeat.stage.plan.load, repeat.records, repeat.num_due)
+
+
+def output_tokens_per_s(records: Sequence[RequestRecord]) -> float | None:
+    """Output tokens of completed requests / (last finish - first schedule); None when none completed.
+
+    Both instants are those of any request: time spent on failures is not taken out.
+    """
+    completed = [record for record in records if record.is_completed]
+    if not completed:
+        return None
+    started_at_s = min(record.scheduled_at_s for record in records)
+    finished_at_s = max(record.finished_at_s for record in records)
+    return sum(record.output_tokens or 0 for record in completed) / (finished_at_s - started_at_s)
+
+
+def _percentiles(values: Iterable[float]) -> Percentiles:
+    found = list(values)
+    return Percentiles(*(percentile_estimate(found, q) for q in (50, 95, 99)))
+
+
+def _gap_percentiles(timelines: Iterable[RequestTimeline]) -> Percentiles:
+    """Without intervals: gaps of one stream depend on each other, and so do those of streams in one batch."""
+    gaps_s = [gap for timeline in timelines for gap in inter_chunk_latencies_s(timeline)]
+    values = (percentile(gaps_s, q) for q in (50, 95, 99))
+    return Percentiles(*(None if value is None else Estimate(value) for value in values))
+
+
+def _all_known(values: Sequence[_T | None]) -> list[_T]:
+    """The values, or nothing when one of them is not known."""
+    known = [value for value in values if value is not None]
+    return known if len(known) == len(values) else []
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
+
+
+def _share(above: float, below: float) -> float:
+    return above / below if below else 0.0
+
+
+def _notes(repeat: Repeat) -> list[str]:
+    stage, records = repeat.stage, repeat.records
+    notes = list(dict.fromkeys(stage.before.errors + stage.after.errors))
+    if stage.trace is not None:
+        notes += [f"trace: {fault}" for fault in stage.trace.faults]
+    if stage.is_cut:
+        notes.append(f"cut: {len(records)} of {stage.plan.requests} requests have a record")
+    failures = sum(not record.is_completed for record in records)
+    if (stage.locust_requests, stage.locust_failures) != (len(records), failures):
+        notes.append(
+            f"Locust counts {stage.locust_requests} requests and {stage.locust_failures} failures, "
+            f"the records {len(records)} and {failures}"
+        )
+    if elsewhere := sorted({r.served_by_lane for r in records if r.served_by_lane} - {stage.plan.lane}):
+        notes.append(f"answered by another lane: {', '.join(elsewhere)}")
+    return notes
+
+
+def memory_bytes(scrapes: Iterable[Scrape], lane: str) -> float | None:
+    sizes = [size for scrape in scrapes if (size := scrape.memory_bytes(lane)) is not None]
+    return max(sizes, default=None)

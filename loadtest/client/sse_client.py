@@ -1,0 +1,376 @@
+"""Sends one streaming request and stamps what happens to it.
+
+Every receive is looked at by itself. Readers that ask for a fixed number of bytes hold small events back
+until the buffer is full, and then time to first token and gaps come out wrong. Under Locust the sockets are
+gevent's, so waiting here lets other users run.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import json
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from loadtest.client.connection import StampedConnection
+from loadtest.client.http_response import BadResponseError, HttpResponse
+from loadtest.client.record import ClientReason, RequestLabel, RequestRecord
+from serving.core.request import Outcome
+from serving.core.sse import EventSplitter, EventTooLargeError, StreamEvent, parse_event
+
+MAX_ERROR_BODY_BYTES = 65_536
+MAX_ERROR_CHARS = 500
+DRAIN_TIMEOUT_S = 1.0
+MAX_OUTPUT_TOKENS = 10_000_000  # of one answer; more is no count
+CHAT_PATH = "/v1/chat/completions"
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """Where to send, and how long to wait.
+
+    Attributes:
+        base_url: `http://host:port` or `https://host:port`, with an optional path before `/v1`.
+        connect_timeout_s: for the connection to open, TLS included.
+        idle_timeout_s: between two receives, and for the first byte. It must outlast the longest queue.
+        api_key: sent as bearer token; never in a record, a message or this object's text.
+    """
+
+    base_url: str
+    connect_timeout_s: float = 5
+    idle_timeout_s: float = 300
+    api_key: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.base_url)
+        if parts.username is not None or parts.password is not None:
+            raise ValueError(
+                "base_url holds a user name or a password, which would end up in reports (api_key)"
+            )
+        has_more = bool(parts.query or parts.fragment)
+        if parts.scheme not in DEFAULT_PORTS or not parts.hostname or parts.port == 0 or has_more:
+            raise ValueError(
+                f"base_url {self.base_url!r} is not of the form http://host:port or https://host:port"
+            )
+        for name, value in (
+            ("connect_timeout_s", self.connect_timeout_s),
+            ("idle_timeout_s", self.idle_timeout_s),
+        ):
+            if value <= 0:
+                raise ValueError(f"{name}={value} must be above 0")
+        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
+            raise ValueError("api_key must be printable ASCII: it goes into a header")
+
+
+class _RequestEnded(Exception):
+    """The request is over without a complete answer; how, and why."""
+
+    def __init__(self, outcome: Outcome, reason: str, error: str) -> None:
+        super().__init__(error)
+        self.outcome = outcome
+        self.reason = reason
+        self.error = error
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """What is known of a request so far."""
+
+    sent_at_s: float | None = None
+    first_byte_at_s: float | None = None
+    done_at_s: float | None = None
+    chunk_at_s: list[float] = field(default_factory=list)
+    tokens_so_far: list[int | None] = field(default_factory=list)  # the server's count at each chunk
+    pieces: list[str] = field(default_factory=list)
+    response: HttpResponse = field(default_factory=HttpResponse)
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    num_reconnects: int = 0
+    has_kernel_stamps: bool = False
+    read_lag_s: float | None = None
+
+    def header(self, name: str) -> str | None:
+        return self.response.headers.get(name)
+
+    def take(self, event: StreamEvent, at_s: float) -> None:
+        """Note one event that arrived at `at_s`."""
+        if event.error is not None:
+            reason = self.header("x-tandem-reason") or ClientReason.ERROR_EVENT
+            raise _RequestEnded(Outcome.FAILED, reason, event.error)
+        if event.has_text:
+            self.chunk_at_s.append(at_s)
+            self.tokens_so_far.append(event.output_tokens)
+            self.pieces.append(event.text)
+        if event.output_tokens is not None:
+            self.prompt_tokens, self.output_tokens = event.prompt_tokens, event.output_tokens
+        if event.is_done:
+            self.done_at_s = at_s
+
+    @property
+    def chunk_tokens(self) -> tuple[int, ...] | None:
+        """Tokens of each chunk with text, those of chunks without text before it included; None if not told."""
+        before, tokens = 0, []
+        for so_far in self.tokens_so_far:
+            if so_far is None or so_far < before:
+                return None
+            tokens.append(so_far - before)
+            before = so_far
+        return tuple(tokens)
+
+
+class StreamingClient:
+    """One user's keep-alive connection. Not for use by two users at once.
+
+    `clock` gives seconds on a monotonic clock; every instant of a record is on it.
+    """
+
+    def __init__(self, settings: ClientSettings, clock: Callable[[], float] = time.perf_counter) -> None:
+        parts = urlsplit(settings.base_url)
+        self._settings = settings
+        self._clock = clock
+        self._host = parts.hostname or ""
+        self._port = parts.port or DEFAULT_PORTS[parts.scheme]
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._head = (
+            f"POST {parts.path.rstrip('/')}{CHAT_PATH} HTTP/1.1\r\nhost: {parts.netloc}\r\n"
+            "content-type: application/json\r\naccept: text/event-stream\r\n"
+        )
+        if settings.api_key is not None:
+            self._head += f"authorization: Bearer {settings.api_key}\r\n"
+        self._connection: StampedConnection | None = None
+        self._cancel_reason: ClientReason | None = None
+
+    def send(self, label: RequestLabel, body: dict[str, Any], scheduled_at_s: float) -> RequestRecord:
+        """Send `body`, read the answer to its end, say how it went. Faults end in the record, not here."""
+        dispatched_at_s = self._clock()
+        attempt = _Attempt()
+        outcome, reason, error = Outcome.COMPLETED, None, None
+        try:
+            self._exchange(label.request_id, body, attempt)
+        except _RequestEnded as ended:
+            outcome, reason, error = ended.outcome, ended.reason, ended.error
+        if self._cancel_reason is not None and outcome is not Outcome.COMPLETED:
+            outcome, reason = Outcome.CANCELLED, self._cancel_reason
+            error = "cancelled by the load tool"
+        if error is not None and self._settings.api_key:
+            error = error.replace(self._settings.api_key, "[api_key]")  # some servers quote a refused key
+        if outcome is not Outcome.COMPLETED:
+            # Rests of this answer must not be taken for the next one's.
+            self.close()
+        return RequestRecord(
+            label=label,
+            outcome=outcome,
+            scheduled_at_s=scheduled_at_s,
+            dispatched_at_s=dispatched_at_s,
+            sent_at_s=attempt.sent_at_s,
+            first_byte_at_s=attempt.first_byte_at_s,
+            chunk_at_s=tuple(attempt.chunk_at_s),
+            chunk_tokens=attempt.chunk_tokens,
+            finished_at_s=self._clock() if attempt.done_at_s is None else attempt.done_at_s,
+            status=attempt.response.status,
+            reason=None if reason is None else str(reason),
+            error=None if error is None else error[:MAX_ERROR_CHARS],
+            served_by_lane=attempt.header("x-tandem-lane"),
+            served_by_replica=attempt.header("x-tandem-replica"),
+            prompt_tokens=attempt.prompt_tokens,
+            output_tokens=attempt.output_tokens,
+            asked_output_tokens=_asked_output_tokens(body),
+            num_reconnects=attempt.num_reconnects,
+            retry_after_s=_retry_after_s(attempt.header("retry-after")),
+            stamped_by="kernel" if attempt.has_kernel_stamps else "process",
+            read_lag_s=attempt.read_lag_s,
+            text="".join(attempt.pieces),
+        )
+
+    def cancel(self, reason: ClientReason) -> None:
+        """End the request in flight, and every later one, from another thread or greenlet."""
+        self._cancel_reason = reason
+        if self._connection is not None:
+            self._connection.shut_down()
+
+    def close(self) -> None:
+        """Close the connection; the next request opens a new one."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _exchange(self, request_id: str, body: dict[str, Any], attempt: _Attempt) -> None:
+        payload = json.dumps(body).encode()
+        head = f"{self._head}x-request-id: {request_id}\r\ncontent-length: {len(payload)}\r\n\r\n"
+        connection = self._write(head.encode("latin-1") + payload, attempt)
+        try:
+            self._read_answer(connection, attempt)
+        except TimeoutError:
+            limit_s = self._settings.idle_timeout_s
+            raise _RequestEnded(
+                Outcome.FAILED, ClientReason.IDLE_TIMEOUT, f"no byte for {limit_s:g} s (idle_timeout_s)"
+            ) from None
+        except ConnectionError as error:
+            raise _RequestEnded(Outcome.FAILED, ClientReason.CUT_OFF, f"connection cut: {error!r}") from None
+        except (BadResponseError, EventTooLargeError, OSError) as error:
+            raise _RequestEnded(Outcome.FAILED, ClientReason.BAD_STREAM, str(error)) from None
+        finally:
+            attempt.has_kernel_stamps = connection.has_kernel_stamps
+            attempt.read_lag_s = connection.max_read_lag_s
+
+    def _write(self, request: bytes, attempt: _Attempt) -> StampedConnection:
+        """Send the request. Only a reused connection that turns out dead is replaced, once, and counted."""
+        if self._connection is not None and not self._connection.is_stale():
+            try:
+                return self._write_once(self._connection, request, attempt)
+            except ConnectionError:
+                pass  # the server closed it just now: as below
+        if self._connection is not None:
+            attempt.num_reconnects += 1
+            self.close()
+        connection = self._connection = self._connect()
+        if self._cancel_reason is not None:
+            raise _RequestEnded(Outcome.CANCELLED, self._cancel_reason, "cancelled by the load tool")
+        try:
+            return self._write_once(connection, request, attempt)
+        except ConnectionError as error:
+            raise _RequestEnded(Outcome.FAILED, ClientReason.CUT_OFF, f"send failed: {error!r}") from None
+
+    def _write_once(
+        self, connection: StampedConnection, request: bytes, attempt: _Attempt
+    ) -> StampedConnection:
+        attempt.sent_at_s = self._clock()
+        connection.start(attempt.sent_at_s)
+        try:
+            connection.socket.sendall(request)
+        except TimeoutError:
+            limit_s = self._settings.idle_timeout_s
+            raise _RequestEnded(
+                Outcome.FAILED,
+                ClientReason.IDLE_TIMEOUT,
+                f"nothing could be sent for {limit_s:g} s (idle_timeout_s)",
+            ) from None
+        return connection
+
+    def _connect(self) -> StampedConnection:
+        settings = self._settings
+        try:
+            sock = socket.create_connection((self._host, self._port), settings.connect_timeout_s)
+            try:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if self._tls is not None:
+                    sock = self._tls.wrap_socket(sock, server_hostname=self._host)
+                sock.settimeout(settings.idle_timeout_s)
+                return StampedConnection(sock, self._clock)
+            except BaseException:
+                sock.close()
+                raise
+        except TimeoutError:
+            limit_s = settings.connect_timeout_s
+            text = f"{settings.base_url}: no connection within {limit_s:g} s (connect_timeout_s)"
+            raise _RequestEnded(Outcome.FAILED, ClientReason.CONNECT_TIMEOUT, text) from None
+        except (
+            OSError,
+            UnicodeError,
+        ) as error:  # UnicodeError: a host name that no name server can be asked for
+            text = f"{settings.base_url}: {getattr(error, 'strerror', None) or error}"
+            raise _RequestEnded(Outcome.FAILED, ClientReason.CONNECT, text) from None
+
+    def _read_answer(self, connection: StampedConnection, attempt: _Attempt) -> None:
+        response = attempt.response
+        data = b""
+        while response.status is None:
+            if not (received := connection.receive()):
+                raise _RequestEnded(
+                    Outcome.FAILED, ClientReason.CUT_OFF, "the connection ended before an answer"
+                )
+            data = response.feed(received)
+            if response.status is None:
+                response.raise_fault()
+        attempt.first_byte_at_s = connection.arrived_at_s
+        if response.status != 200:
+            raise self._refusal(connection, data, attempt)
+        self._read_stream(connection, data, attempt)
+
+    def _refusal(self, connection: StampedConnection, body: bytes, attempt: _Attempt) -> _RequestEnded:
+        response = attempt.response
+        while not response.is_complete and len(body) < MAX_ERROR_BODY_BYTES:
+            if not (received := connection.receive()):
+                break  # a body without a length ends so
+            body += response.feed(received)
+            response.raise_fault()
+        status = response.status or 0
+        reason = attempt.header("x-tandem-reason") or f"http_{status}"
+        outcome = Outcome.REJECTED if 400 <= status < 500 else Outcome.FAILED
+        return _RequestEnded(outcome, reason, _error_message(body))
+
+    def _read_stream(self, connection: StampedConnection, data: bytes, attempt: _Attempt) -> None:
+        response = attempt.response
+        splitter = EventSplitter()
+        while True:
+            for event in splitter.feed(data):
+                attempt.take(parse_event(event), connection.arrived_at_s)
+            if attempt.done_at_s is not None:
+                break
+            response.raise_fault()
+            received = b"" if response.is_complete else connection.receive()
+            if not received:
+                text = f"the stream ended before [DONE], after {len(attempt.chunk_at_s)} chunks"
+                raise _RequestEnded(Outcome.FAILED, ClientReason.CUT_OFF, text)
+            data = response.feed(received)
+        if attempt.output_tokens is None:
+            raise _RequestEnded(Outcome.FAILED, ClientReason.NO_USAGE, "the stream ended without usage")
+        if not 1 <= attempt.output_tokens <= MAX_OUTPUT_TOKENS:
+            text = f"the server counts {attempt.output_tokens} output tokens, outside 1..{MAX_OUTPUT_TOKENS}"
+            raise _RequestEnded(Outcome.FAILED, ClientReason.BAD_STREAM, text)
+        if not attempt.chunk_at_s:
+            raise _RequestEnded(Outcome.FAILED, ClientReason.NO_TEXT, "the stream ended without any text")
+        self._drain(connection, response)
+
+    def _drain(self, connection: StampedConnection, response: HttpResponse) -> None:
+        """Read up to the end of the body, so that the connection can be used again; else close it."""
+        # The answer was complete: what breaks after [DONE] costs the connection, not the request.
+        try:
+            connection.socket.settimeout(DRAIN_TIMEOUT_S)
+            while response.can_reuse and not response.is_complete:
+                if not (received := connection.receive()):
+                    break
+                response.feed(received)
+                response.raise_fault()
+            connection.socket.settimeout(self._settings.idle_timeout_s)
+        except (BadResponseError, OSError):
+            self.close()
+            return
+        if not (response.can_reuse and response.is_complete):
+            self.close()
+
+
+def _asked_output_tokens(body: dict[str, Any]) -> int | None:
+    """The exact length asked for, where the answer may be no shorter than its longest."""
+    longest: int | None = body.get("max_tokens")
+    return longest if longest is not None and body.get("min_tokens") == longest else None
+
+
+def _retry_after_s(value: str | None) -> float | None:
+    """Seconds that a `Retry-After` header asks for, given as a number or as a date; None without a readable one."""
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
+        except ValueError:
+            return None
+    return max(seconds, 0.0) if seconds < float("inf") else None
+
+
+def _error_message(body: bytes) -> str:
+    """The message of an OpenAI error object, or the body as text."""
+    try:
+        payload = json.loads(body)
+    except ValueError:
+        return body.decode("utf-8", "replace").strip()
+    error = payload.get("error", payload) if isinstance(payload, dict) else payload
+    return str(error.get("message", error)) if isinstance(error, dict) else str(error)

@@ -1,0 +1,1 @@
+"""How charts look, and pages that need no network."""

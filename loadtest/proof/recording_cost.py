@@ -1,0 +1,120 @@
+"""What recording an engine's steps costs: `make bench-recording` beside a running lab.
+
+Requests keep a replica's batch full. Windows with and without a recording take turns; the engine's own counters
+give the mean step time of each. The figure is the median ratio of neighbours, with its 95 percent interval.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+from prometheus_client.parser import text_string_to_metric_families
+
+from loadtest.client.lab import LabError, describe_lab
+from loadtest.judge.estimate import Estimate
+from loadtest.judge.intervals import percentile_estimate
+from serving.core.client_key import key_headers
+from serving.core.http_get import GetError, get, post
+from serving.metrics import names as metric_names
+from serving.progress import progress
+
+SETTLE_S = 5.0
+ANSWER_TOKENS = 400
+ANSWER_TIMEOUT_S = 120.0
+
+
+@click.command(
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+    help="Measure what recording steps costs on the running lab. Nothing else should use it meanwhile.",
+)
+@click.option("--base-url", default="http://127.0.0.1:8000")
+@click.option("--lane", default="batched")
+@click.option("--concurrency", type=click.IntRange(1, 64), default=8, help="Requests that run all the time.")
+@click.option("--pairs", type=click.IntRange(6, 1000), default=60, help="Windows with, and as many without.")
+@click.option("--window-s", type=click.FloatRange(0.2, 60), default=1.0)
+def main(base_url: str, lane: str, concurrency: int, pairs: int, window_s: float) -> None:
+    try:
+        lab = describe_lab(base_url)
+        (replica, *_) = [one for one in lab["replicas"] if one["lane"] == lane]
+        with progress() as say, load(base_url, f"{lab['model']['name']}:{lane}", concurrency):
+            say(f"{concurrency} requests at once on {lane}")
+            time.sleep(SETTLE_S)
+            ratios, off_s = [], []
+            for number in range(pairs):
+                say(f"{number} of {pairs} pairs of {window_s:g} s")
+                # In turns the first and the second: a drift of the machine then favours neither.
+                order = (True, False) if number % 2 else (False, True)
+                found = {on: step_s(replica["url"], window_s, is_recorded=on) for on in order}
+                ratios.append(found[True] / found[False])
+                off_s.append(found[False])
+    except ValueError:
+        raise click.UsageError(f"--lane {lane}: the lab has no ready replica of it") from None
+    except (LabError, GetError, OSError) as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(1)
+    click.echo(told(percentile_estimate(ratios, 50), percentile_estimate(off_s, 50)))
+
+
+def told(ratio: Estimate | None, off_s: Estimate | None) -> str:
+    assert ratio is not None
+    assert off_s is not None
+    interval = "" if ratio.low is None else f" [{ratio.low:.4f}, {ratio.high:.4f}]"
+    plain_ms = off_s.value * 1000
+    return f"step time recorded / not recorded: {ratio.value:.4f}{interval}; not recorded {plain_ms:.2f} ms"
+
+
+def step_s(replica_url: str, window_s: float, *, is_recorded: bool) -> float:
+    """Mean time of an engine step over a window."""
+    if is_recorded:
+        started = post(f"{replica_url}/tandem/trace/start?seconds={window_s + 60:g}&token_ids=1")
+    before = counters(replica_url)
+    time.sleep(window_s)
+    after = counters(replica_url)
+    if is_recorded:
+        post(f"{replica_url}/tandem/trace/stop?recording={json.loads(started)['recording']}")
+    steps, busy_s = (now - then for now, then in zip(after, before, strict=True))
+    if not steps:
+        raise LabError(f"{replica_url}: the engine made no step in {window_s:g} s")
+    return busy_s / steps
+
+
+def counters(replica_url: str) -> tuple[float, float]:
+    """Steps, and the seconds they took, since the engine started."""
+    text = get(f"{replica_url}/metrics").decode()
+    values = {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    return values[metric_names.ENGINE_STEPS.name], values[metric_names.ENGINE_BUSY.name]
+
+
+@contextmanager
+def load(base_url: str, model: str, concurrency: int) -> Iterator[None]:
+    """Keep so many requests running; their last answers are waited for."""
+    body = {"model": model, "prompt": "Once", "max_tokens": ANSWER_TOKENS, "ignore_eos": True}
+    is_over = threading.Event()
+
+    def ask() -> None:
+        while not is_over.is_set():
+            post(f"{base_url}/v1/completions", body, key_headers(), timeout_s=ANSWER_TIMEOUT_S)
+
+    threads = [threading.Thread(target=ask, daemon=True) for _ in range(concurrency)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+
+
+if __name__ == "__main__":
+    main(prog_name="bench-recording")

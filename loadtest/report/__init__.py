@@ -1,0 +1,1 @@
+"""Charts, tables and sentences of a run, and of two."""

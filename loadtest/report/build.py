@@ -1,0 +1,126 @@
+"""Writes a run's report, or compares two: `python -m loadtest.report runs/<id> [runs/<id>]`.
+
+Everything is made again from requests.jsonl and run.json, so a report can be rebuilt after a change.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+import yaml
+from rich.console import Console
+from rich.text import Text
+
+from loadtest.analysis.run_summary import summarize_dir
+from loadtest.analysis.summary import Summary, summary_json
+from loadtest.drawing.page import render_page
+from loadtest.report.charts import DrawnFigure, draw_all, save_png
+from loadtest.report.findings import findings, invalidity, warnings
+from loadtest.report.step_charts import NO_PICTURES, StepPictures, draw_steps
+from loadtest.report.tables import agreement_table, print_tables, tables, wide_console
+from loadtest.run.directory import (
+    BENCH_FILE,
+    FIGURES_DIR,
+    REPORT_FILE,
+    SUMMARY_FILE,
+    read_run,
+    replace_file,
+    writing,
+)
+
+EXIT_INVALID = 5  # all is written, but some of the figures may not be used
+
+
+def build(directory: Path) -> Summary:
+    """Write summary.json, bench.json, the figures and report.html of a run.
+
+    Raises:
+        ValueError: a file of the run is missing or damaged; the text names it.
+        RunWriteError: a file of the report cannot be written.
+    """
+    summary = summarize_dir(directory)
+    for name in (SUMMARY_FILE, BENCH_FILE):
+        replace_file(directory / name, summary_json(summary).encode())
+    steps = draw_steps(read_run(directory), directory)
+    figures = draw_all(summary) + steps.figures
+    with writing(directory / FIGURES_DIR):
+        (directory / FIGURES_DIR).mkdir(exist_ok=True)
+        for drawn in figures:
+            save_png(drawn, directory / FIGURES_DIR)
+    replace_file(directory / REPORT_FILE, render(summary, figures, steps).encode())
+    return summary
+
+
+def render(summary: Summary, figures: tuple[DrawnFigure, ...], steps: StepPictures = NO_PICTURES) -> str:
+    """The page, with its figures and all they need inside it; those of `steps` are among them."""
+    return render_page(
+        Path(__file__).with_name("report.html.j2"),
+        {drawn.name: drawn.spec for drawn in figures},
+        run=summary.run,
+        lanes=summary.lanes,
+        invalidity=invalidity(summary),
+        findings=findings(summary),
+        warnings=warnings(summary),
+        tables=tables(summary),
+        agreement=agreement_table(summary),
+        notes=[f"{stage.key}: {note}" for stage in summary.stages for note in stage.notes],
+        figures=figures,
+        steps=steps,
+        failures=summary.failures,
+        num_requests=summary.requests,
+        facts=_facts(summary),
+        config=yaml.safe_dump(summary.run.config, sort_keys=False),
+    )
+
+
+def _facts(summary: Summary) -> list[tuple[str, str]]:
+    """What the run depended on, by name."""
+    run, machine = summary.run, summary.run.machine
+    engines = "; ".join(f"{lane.lane}: {lane.engine}, {lane.replicas} replica(s)" for lane in summary.lanes)
+    return [
+        ("Processor", f"{machine['cpu_model']}, {machine['usable_cores']} usable cores"),
+        ("Instruction sets", ", ".join(machine["instruction_sets"]) or "none of those looked for"),
+        ("Memory", f"{machine['memory_bytes'] / 2**30:.1f} GiB"),
+        ("GPUs", ", ".join(gpu["name"] for gpu in machine["gpus"]) or "none"),
+        ("Operating system", f"{machine['os']}, kernel {machine['kernel']}"),
+        ("Versions", ", ".join(f"{name} {version}" for name, version in run.versions.items())),
+        ("Model", f"{run.model['name']}, {run.model['dtype']} on {run.model['device']}"),
+        ("Engines", engines),
+        ("Seed", str(run.seed)),
+        ("Objective", summary.slo or "none given"),
+        ("Answers", f"{_answers(run.output_tokens)}, greedy"),
+        ("Prompt tokens", f"counted by {run.token_counter}"),
+        ("Address", run.base_url),
+        ("Status", run.status + (f", in {run.parts} parts" if run.parts > 1 else "")),
+    ]
+
+
+def _answers(output_tokens: int | None) -> str:
+    if output_tokens is None:
+        return "as long as the workload has them"
+    return f"{output_tokens} tokens each where the workload or a trace does not say otherwise"
+
+
+def show(summary: Summary, directory: Path, as_json: bool) -> None:
+    """Print tables, then the answer in words, then the report's path; or the summary, and the path on stderr."""
+    if as_json:
+        sys.stdout.write(summary_json(summary))
+    else:
+        print_summary(summary, wide_console())
+    click.echo(f"report: {directory / REPORT_FILE}", err=as_json)
+
+
+def print_summary(summary: Summary, console: Console) -> None:
+    """The run for a terminal. The answer comes last, where the reader's eye is; INVALID stands at both ends."""
+    bad = invalidity(summary)
+    console.print(Text(f"{summary.run.name}: {summary.run.id}"))
+    if bad is not None:
+        console.print(Text(bad.headline, style="bold red"))
+    print_tables(summary, console)
+    for text in (*warnings(summary), *findings(summary)):
+        console.print(Text(text))
+    if bad is not None:
+        console.print(Text(bad.headline, style="bold red"))
+        console.print(Text(bad.advice))

@@ -1,0 +1,131 @@
+"""The figures of a report: one definition each, drawn in the page and saved as PNG."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import vl_convert
+
+from loadtest.analysis.summary import Summary
+from loadtest.drawing.style import THEMES, VEGA_LITE_VERSION, Chart
+from loadtest.report import closed_loop_charts, lane_charts, rate_charts
+from loadtest.report.speed_up_chart import speed_up
+
+PNG_SCALE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure of the report.
+
+    Attributes:
+        name: of its PNG, and its anchor in the page.
+        reading: one sentence that says how to read it.
+        draw: the chart, or None when the run holds nothing to draw: then it is left out.
+    """
+
+    name: str
+    title: str
+    reading: str
+    draw: Callable[[Summary], Chart | None]
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnFigure:
+    """A figure of one run; `spec` is Vega-Lite, the rest as in `Figure`."""
+
+    name: str
+    title: str
+    reading: str
+    spec: dict[str, Any]
+
+
+def draw_all(summary: Summary) -> tuple[DrawnFigure, ...]:
+    """Every figure that has something to show, in the order of the report."""
+    charts = [(figure, figure.draw(summary)) for figure in FIGURES]
+    return tuple(
+        DrawnFigure(figure.name, figure.title, figure.reading, chart.to_dict())
+        for figure, chart in charts
+        if chart is not None
+    )
+
+
+def save_png(drawn: DrawnFigure, directory: Path) -> Path:
+    """Write the figure as PNG and return its path."""
+    path = directory / f"{drawn.name}.png"
+    version, config = VEGA_LITE_VERSION, THEMES["paper"]
+    path.write_bytes(
+        vl_convert.vegalite_to_png(drawn.spec, vl_version=version, scale=PNG_SCALE, config=config)
+    )
+    return path
+
+
+FIGURES = (
+    Figure(
+        "capacity",
+        "Capacity within the objective",
+        "The highest rate at which the objective still holds; the line is its 95 percent interval, and an arrow "
+        "says that the search ended before the limit.",
+        rate_charts.capacity,
+    ),
+    Figure(
+        "attainment",
+        "Requests that met the objective, by offered rate",
+        "A lane serves a rate while it stays above the dashed line, the share that the objective asks for; "
+        "failures count as misses.",
+        rate_charts.attainment,
+    ),
+    Figure(
+        "latency-by-rate",
+        "Latency by offered rate",
+        "Where a curve turns upwards the queue begins to grow; the dashed line is the objective's limit.",
+        rate_charts.latency,
+    ),
+    Figure(
+        "throughput-ttft",
+        "Throughput against time to first token",
+        "Up and to the left is better; the number at a point is its concurrency, and a line that runs to the "
+        "right without rising is a queue that grows.",
+        closed_loop_charts.throughput_ttft,
+    ),
+    Figure(
+        "throughput-tpot",
+        "Throughput against time per output token",
+        "Up and to the left is better; to the right of a point, each reader sees the text appear more slowly.",
+        closed_loop_charts.throughput_tpot,
+    ),
+    Figure(
+        "time-per-request",
+        "Time per request against concurrency",
+        "A flat line costs no one anything when another user comes; a rising one makes all of them wait.",
+        closed_loop_charts.time_per_request,
+    ),
+    Figure(
+        "speculation-speed-up",
+        "What speculation is worth",
+        "Above the line at 1 speculation pays, below it costs; a dashed upright marks where a ratio crosses.",
+        speed_up,
+    ),
+    Figure(
+        "acceptance",
+        "What the model accepts of the drafts",
+        "The higher the acceptance, the more tokens a step with a draft yields; "
+        "a mean length of 1 means no draft was right.",
+        lane_charts.acceptance,
+    ),
+    Figure(
+        "memory",
+        "Memory by lane",
+        "The largest proportional set size seen of all processes of a lane's replicas, engine included.",
+        lane_charts.memory,
+    ),
+    Figure(
+        "failures",
+        "Requests that failed",
+        "Each bar is all requests of a lane; the part that did not complete is at its end.",
+        lane_charts.failures,
+    ),
+)

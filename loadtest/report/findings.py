@@ -1,0 +1,222 @@
+"""What a run found, in sentences with their numbers. Nothing here is known before the data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from loadtest.analysis.summary import Crossing, Crossover, StageSummary, Summary, Verdict
+from loadtest.client.record import ClientReason
+from loadtest.judge.estimate import Estimate
+from loadtest.judge.wording import count, number, rate, share, time
+from loadtest.report import capacity_findings
+from loadtest.run.directory import RunStatus
+
+ADVICE = (
+    "What to do: give the load tool a core that nothing else uses, or another machine; offer less, or spread "
+    "the load over more processes; then run again. Where client and server disagree, look for other traffic "
+    "on the lab and for a replica that restarted."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Invalidity:
+    """Why figures of a run may not be used, for the very top of the report."""
+
+    headline: str
+    reasons: tuple[str, ...]
+    advice: str = ADVICE
+
+
+def invalidity(summary: Summary) -> Invalidity | None:
+    """None for a run that may be used: every stage, or in a sweep enough probes of every lane."""
+    if summary.is_valid:
+        return None
+    bad = [stage for stage in summary.stages if stage.invalid]
+    if spoilt := summary.spoilt_capacities:
+        lanes = [capacity.lane for capacity in spoilt]
+        bad = [stage for stage in bad if stage.lane in lanes]
+        headline = (
+            f"INVALID: {count(len(bad), 'stage')} of {', '.join(lanes)} may not be used. "
+            "No capacity is known there."
+        )
+    elif len(bad) == len(summary.stages):
+        headline = (
+            f"INVALID: all {count(len(bad), 'stage')} may not be used. Nothing is concluded from this run."
+        )
+    else:
+        headline = (
+            f"INVALID: {len(bad)} of {count(len(summary.stages), 'stage')} may not be used. "
+            "Nothing is concluded from them."
+        )
+    return Invalidity(headline, tuple(f"{stage.key}: {'; '.join(stage.invalid)}" for stage in bad))
+
+
+def findings(summary: Summary) -> tuple[str, ...]:
+    """The opening of the report: the answer, what speculation did, and whether all went well.
+
+    Stages that may not be used are left out of every sentence but the last.
+    """
+    usable = [stage for stage in summary.stages if not stage.invalid]
+    if summary.capacities:
+        parts = list(capacity_findings.sentences(summary))
+    else:
+        parts = [*_objective(usable, summary.slo), _throughput(usable, summary)]
+    parts += [_speculation(each) for each in summary.crossovers if not rests_on_invalid(each, summary)]
+    return (*parts, _failures(summary))
+
+
+def crossing_text(crossing: Crossing, levels: tuple[float, ...], unit: str = "users") -> str:
+    """A verdict in words, for the levels measured."""
+    span = f"{levels[0]:g} to {levels[-1]:g}" if len(levels) > 1 else f"{levels[0]:g}"
+    points = " and ".join(f"{level:.1f}" for level in crossing.levels)
+    if unit.startswith("users"):
+        measured, at = f"every concurrency measured, {span}", f"a concurrency of about {points}"
+    else:
+        measured, at = f"every rate measured, {span} requests/s", f"about {points} requests/s"
+    return {
+        Verdict.ALWAYS: f"pays at {measured}",
+        Verdict.NEVER: f"pays at no {measured.removeprefix('every ')}",
+        Verdict.UP_TO: f"pays up to {at}",
+        Verdict.FROM: f"pays only above {at}",
+        Verdict.MIXED: f"changes between paying and not paying at {at}",
+        Verdict.UNKNOWN: "could not be compared",
+    }[crossing.verdict]
+
+
+def _objective(stages: Sequence[StageSummary], slo: str | None) -> Iterator[str]:
+    """Of a run with an objective: where the most goodput was, and which loads each lane held."""
+    judged = [(stage, stage.slo) for stage in stages if stage.slo is not None]
+    if not judged:
+        return
+    best, kept = max(judged, key=lambda each: each[1].goodput_per_s.value)
+    if kept.goodput_per_s.value == 0:
+        yield f"No request met the objective {slo}."
+        return
+    yield (
+        f"Within {slo} the highest goodput was {rate(kept.goodput_per_s)}, on the lane {best.lane} with "
+        f"{best.workload} at {_load(best)}, where {share(kept.attainment)} of requests met it"
+        + (
+            ". Failures count as misses."
+            if kept.holds
+            else f"; it does not hold there: {kept.binding} binds."
+        )
+    )
+    for lane, workload in dict.fromkeys((stage.lane, stage.workload) for stage, _ in judged):
+        own = [(stage, slo_) for stage, slo_ in judged if (stage.lane, stage.workload) == (lane, workload)]
+        held = [_load(stage) for stage, each in own if each.holds]
+        broken = [f"{_load(stage)} ({each.binding})" for stage, each in own if not each.holds]
+        text = f"On {workload}, {lane} holds it at {', '.join(held) or 'no load measured'}"
+        yield text + (f"; not at {', '.join(broken)}." if broken else ".")
+
+
+def _throughput(stages: Sequence[StageSummary], summary: Summary) -> str:
+    """The best stage, and what its peers under the same work and load did."""
+    rates = [(stage, stage.output_tokens_per_s) for stage in stages if stage.output_tokens_per_s is not None]
+    if not rates:
+        if len(stages) < len(summary.stages):
+            return "No stage that may be used has figures, so there is no answer."
+        return "No request completed, so there are no figures."
+    best, throughput = max(rates, key=lambda each: each[1].value)
+    peers = [
+        stage
+        for stage in stages
+        if (stage.workload, stage.load) == (best.workload, best.load) and stage.lane != best.lane
+    ]
+    text = (
+        f"The highest throughput was {number(throughput.value, None)} tokens/s, on the lane {best.lane} with the "
+        f"workload {best.workload} at {_load(best)} (TTFT p50 {_time(best.ttft_s.p50)}, TPOT p50 "
+        f"{_time(best.tpot_s.p50)})"
+    )
+    others = ", ".join(
+        f"{peer.lane} {_tokens_per_s(peer)} (TTFT p50 {_time(peer.ttft_s.p50)})" for peer in peers
+    )
+    return f"{text}; for the same work: {others}." if others else f"{text}."
+
+
+def rests_on_invalid(crossover: Crossover, summary: Summary) -> bool:
+    """Whether a stage of either lane may not be used: each of them moves the crossing."""
+    return any(
+        stage.invalid
+        and stage.workload == crossover.workload
+        and stage.lane in (crossover.lane, crossover.baseline)
+        for stage in summary.stages
+    )
+
+
+def _speculation(crossover: Crossover) -> str:
+    levels = tuple(each.level for each in crossover.speed_ups)
+    by_tpot, by_rate = (
+        crossing_text(each, levels, crossover.unit) for each in (crossover.tpot, crossover.throughput)
+    )
+    ratios = ", ".join(
+        f"{each.tpot:.2f} at {each.level:g}" for each in crossover.speed_ups if each.tpot is not None
+    )
+    verdict = (
+        f"{by_tpot}, both by TPOT and by tokens/s"
+        if by_tpot == by_rate
+        else f"{by_tpot} by TPOT; it {by_rate} by tokens/s"
+    )
+    speed_up = f" (TPOT of {crossover.baseline} / TPOT of {crossover.lane}: {ratios})" if ratios else ""
+    return f"On {crossover.workload}, the lane {crossover.lane} {verdict}{speed_up}."
+
+
+def _failures(summary: Summary) -> str:
+    planned, recorded = summary.run.planned_requests, summary.requests
+    if summary.run.search is not None:
+        if not summary.num_failures:
+            return f"Of {count(recorded, 'request')} all completed."
+        given_up = _given_up(summary)
+        text = f"Of {count(recorded, 'request')} {recorded - summary.num_failures} completed"
+        text += f", {summary.num_failures - given_up} failed"
+        if given_up:
+            text += f" and {given_up} were given up with probes that could not hold any more"
+        return text + "."
+    text = f"Of {planned} planned requests "
+    if recorded == planned and not summary.num_failures:
+        return text + "all completed."
+    text += f"{recorded - summary.num_failures} completed, {summary.num_failures} failed"
+    if recorded < planned:
+        text += f" and {planned - recorded} have no record"
+    return text + "."
+
+
+def _given_up(summary: Summary) -> int:
+    """Requests that the tool ended because their stage was decided."""
+    return sum(each.count for each in summary.failures if each.reason == ClientReason.STAGE_HOPELESS)
+
+
+def _load(stage: StageSummary) -> str:
+    return f"concurrency {stage.concurrency}" if stage.concurrency is not None else stage.load.label
+
+
+def _tokens_per_s(stage: StageSummary) -> str:
+    found = stage.output_tokens_per_s
+    return "no completed request" if found is None else f"{number(found.value, None)} tokens/s"
+
+
+def _time(time_s: Estimate | None) -> str:
+    """The value alone: the opening is for reading, the table has the intervals."""
+    return time(None if time_s is None else time_s.value)
+
+
+def warnings(summary: Summary) -> tuple[str, ...]:
+    """What takes weight from the figures, for the top of the report."""
+    found = []
+    if simulated := [lane.lane for lane in summary.lanes if "simulated" in lane.engine]:
+        found.append(
+            f"Simulated engine in {', '.join(simulated)}: these figures say nothing about a model or a machine."
+        )
+    if summary.run.status is not RunStatus.COMPLETE:
+        found.append(f"The run is {summary.run.status}: not every planned request has a record.")
+    if summary.run.search is not None:
+        # A search gives hopeless probes up and makes invalid ones again: neither weakens what it found.
+        if bad := sum(not probe.is_valid for each in summary.capacities for probe in each.probes):
+            found.append(f"{count(bad, 'probe')} came out invalid and counted for nothing.")
+    elif cut := [stage.key for stage in summary.stages if stage.cut]:
+        found.append(f"Cut before their end: {', '.join(cut)}.")
+    if wrong := sum(stage.wrong_lengths for stage in summary.stages):
+        found.append(f"{wrong} answers are not as long as was asked: the lanes did not do the same work.")
+    if failed := sum(failure.count for failure in summary.failures) - _given_up(summary):
+        found.append(f"{failed} requests did not complete; the reasons are listed below.")
+    return tuple(found)

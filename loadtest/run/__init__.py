@@ -1,0 +1,1 @@
+"""A run's plan, its stages and its files. Nothing here imports Locust."""

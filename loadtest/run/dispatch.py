@@ -1,0 +1,71 @@
+"""What sends an open loop: a schedule that is kept, and connections that are used again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from gevent.event import Event
+from gevent.pool import Group
+
+from loadtest.client.record import ClientReason
+from loadtest.client.sse_client import StreamingClient
+from loadtest.offer.load import Arrival
+
+
+class Connections:
+    """One for each request in flight, as many as are needed; those that are free stay open for the next."""
+
+    def __init__(self, connect: Callable[[], StreamingClient]) -> None:
+        self._connect = connect
+        self._all: set[StreamingClient] = set()
+        self._free: list[StreamingClient] = []
+
+    def take(self) -> StreamingClient:
+        """The one that was free for the shortest time, or a new one."""
+        if self._free:
+            return self._free.pop()
+        client = self._connect()
+        self._all.add(client)
+        return client
+
+    def give_back(self, client: StreamingClient) -> None:
+        self._free.append(client)
+
+    def cancel(self, reason: ClientReason) -> None:
+        """End every request in flight; none of these connections is of use after that."""
+        for client in list(self._all):
+            client.cancel(reason)
+
+    def close(self) -> None:
+        """Close those that are free."""
+        for client in self._free:
+            client.close()
+        self._all.difference_update(self._free)
+        self._free.clear()
+
+
+def keep_schedule(
+    arrivals: Iterable[tuple[int, Arrival]],
+    started_at_s: float,
+    clock: Callable[[], float],
+    stopped: Event,
+    serve: Callable[[int, float, Arrival], None],
+) -> None:
+    """Call `serve(number, due_at_s, arrival)` for each arrival in a greenlet of its own, and wait until all ended.
+
+    The schedule is absolute: a greenlet that starts late moves none after it.
+
+    Args:
+        arrivals: each with its number.
+        started_at_s: when the schedule's 0 was or is, by `clock`.
+        stopped: no more greenlets are started once it is set.
+    """
+    requests = Group()
+    for number, arrival in arrivals:
+        due_at_s = started_at_s + arrival.at_s
+        while (left_s := due_at_s - clock()) > 0 and not stopped.is_set():
+            stopped.wait(left_s)
+        if stopped.is_set():
+            break
+        requests.spawn(serve, number, due_at_s, arrival)
+    requests.join(raise_error=True)

@@ -1,0 +1,374 @@
+"""What a load run will do: its stages, written down before it starts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from loadtest.client.record import faults_in_words
+from loadtest.judge.slo import parse_slo
+from loadtest.offer.arrivals import schedule
+from loadtest.offer.load import Arrival, ClosedLoop, Load, OpenLoop, TraceReplay
+from loadtest.offer.workload import load_workload
+from serving.core.lane import Strategy
+from serving.tracing.events import MAX_RECORDING_S
+
+# Only for the estimate before anything has run, from a 2-core machine without AVX-512: one decoding step,
+# what each further request adds to it, and what a request costs before its first token.
+ASSUMED_STEP_S = 0.030
+ASSUMED_STEP_PER_REQUEST_S = 0.002
+ASSUMED_PREFILL_S = 0.1
+
+DEFAULT_MAX_STAGE_S = 180.0
+# An open loop's own time box: its schedule, and this long for the answers that are still under way.
+DRAIN_S = 60.0
+
+MAX_USERS = 1024  # of one process
+MAX_REQUESTS = 1_000_000  # of one stage
+MAX_STAGE_S = 86_400.0
+MAX_STAGES = 1_000
+MAX_OUTPUT_TOKENS = 131_072
+MAX_PROMPT_TOKENS = 1_048_576
+MAX_TIMEOUT_S = 3_600.0
+# What a recording may take beyond a stage's time box: the lab is read before and after it.
+TRACE_MARGIN_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """One lane under one workload and one load.
+
+    Attributes:
+        load: users in a closed loop, arrivals at a rate, or a trace.
+        requests: how many are sent and counted; in a closed loop at least one for each user.
+        first_prompt: number of the first prompt; the stage uses the next ones from there on.
+        max_stage_s: time box; a stage that reaches it is cut and marked.
+        estimated_s: how long it should take.
+        repeat: 0 for the first time this stage runs, 1 for the second, and so on.
+        warmup_requests: the first arrivals of an open loop, sent before `requests` and left out of every figure.
+        stop_early: end it as soon as the plan's SLO can no longer be attained.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    lane: str
+    workload: str
+    load: Load
+    requests: int
+    first_prompt: int = 0
+    max_stage_s: float = DEFAULT_MAX_STAGE_S
+    estimated_s: float = 10.0
+    repeat: int = 0
+    warmup_requests: int = 0
+    stop_early: bool = False
+
+    def __post_init__(self) -> None:
+        load_workload(self.workload)
+        users = self.load.users if isinstance(self.load, ClosedLoop) else 1
+        self._check("users", users, 1, MAX_USERS)
+        if self.requests < users:
+            raise ValueError(
+                f"stage {self.key}: requests={self.requests} is below {users}: some users would send nothing"
+            )
+        self._check("requests", self.requests, 1, MAX_REQUESTS)
+        self._check("first_prompt", self.first_prompt, 0, 10**9)
+        self._check("max_stage_s", self.max_stage_s, 0.1, MAX_STAGE_S)
+        self._check("estimated_s", self.estimated_s, 0, math.inf)
+        self._check("repeat", self.repeat, 0, MAX_STAGES)
+        most_warmup = 0 if isinstance(self.load, ClosedLoop) else MAX_REQUESTS
+        self._check("warmup_requests", self.warmup_requests, 0, most_warmup)
+
+    def _check(self, name: str, value: float, lowest: float, highest: float) -> None:
+        if not lowest <= value <= highest:  # not a number is outside too
+            raise ValueError(f"stage {self.key}: {name}={value} must be in {lowest:g}..{highest:g}")
+
+    @property
+    def group(self) -> str:
+        """What the repeats of one stage share."""
+        return f"{self.lane}/{self.workload}/{self.load.label}"
+
+    @property
+    def key(self) -> str:
+        return self.group + (f"/repeat {self.repeat + 1}" if self.repeat else "")
+
+    @property
+    def prompts_end(self) -> int:
+        """Number just past the last prompt that the stage uses."""
+        return self.first_prompt + self.warmup_requests + self.requests
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A whole load run: stages in the order they run, one after another.
+
+    Attributes:
+        stages: empty for a capacity search, which plans as it goes.
+        seed: of prompts and arrivals.
+        output_tokens: length of an answer, where a workload's text or a trace does not give its own; None: as
+            long as the workload has it.
+        slo: the objective, in the form `loadtest.judge.slo` reads.
+        prompt_tokens: size of a prompt, where a trace does not give its own; None: the workload's own.
+        tokenizer: file or model directory that counts them; None: the served model's if it is at hand.
+        trace: record the engine steps of each stage.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    base_url: str
+    model: str
+    stages: tuple[StagePlan, ...]
+    name: str = "bench"
+    seed: int = 0
+    output_tokens: int | None = None
+    connect_timeout_s: float = 5
+    idle_timeout_s: float = 300
+    slo: str | None = None
+    prompt_tokens: int | None = None
+    tokenizer: str | None = None
+    trace: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.stages) > MAX_STAGES:
+            raise ValueError(f"{len(self.stages)} stages are more than {MAX_STAGES}")
+        longest_s = MAX_RECORDING_S - TRACE_MARGIN_S
+        for stage in self.stages:
+            if self.trace and stage.max_stage_s > longest_s:
+                raise ValueError(
+                    f"stage {stage.key}: max_stage_s={stage.max_stage_s:g} must be at most {longest_s:g} "
+                    f"where steps are recorded (trace)"
+                )
+        if self.output_tokens is not None and not 2 <= self.output_tokens <= MAX_OUTPUT_TOKENS:
+            raise ValueError(
+                f"output_tokens={self.output_tokens} must be in 2..{MAX_OUTPUT_TOKENS}: one token has no TPOT"
+            )
+        if self.prompt_tokens is not None and not 1 <= self.prompt_tokens <= MAX_PROMPT_TOKENS:
+            raise ValueError(f"prompt_tokens={self.prompt_tokens} must be in 1..{MAX_PROMPT_TOKENS}")
+        for name in ("connect_timeout_s", "idle_timeout_s"):
+            if not 0 < getattr(self, name) <= MAX_TIMEOUT_S:
+                raise ValueError(f"{name}={getattr(self, name)} must be above 0, at most {MAX_TIMEOUT_S:g}")
+        if self.slo is not None:
+            parse_slo(self.slo)
+        by_key: dict[str, StagePlan] = {}
+        for stage in self.stages:
+            if other := by_key.get(stage.key):
+                raise ValueError(f"stage {stage.key} is planned twice{_namesakes(other.load, stage.load)}")
+            by_key[stage.key] = stage
+
+    @property
+    def lanes(self) -> tuple[str, ...]:
+        """Lanes in the order they first run."""
+        return tuple(dict.fromkeys(stage.lane for stage in self.stages))
+
+    @property
+    def num_requests(self) -> int:
+        """Requests of all stages, warm-up left out."""
+        return sum(stage.requests for stage in self.stages)
+
+    @property
+    def estimated_s(self) -> float:
+        return sum(stage.estimated_s for stage in self.stages)
+
+    @property
+    def max_s(self) -> float:
+        """The longest that the stages may take: the sum of their time boxes."""
+        return sum(stage.max_stage_s for stage in self.stages)
+
+
+def _namesakes(one: Load, other: Load) -> str:
+    """How two loads of one name differ, where they do."""
+    match one, other:
+        case OpenLoop(), OpenLoop() if one.duration_s != other.duration_s:
+            difference = f"for {one.duration_s:g} s and for {other.duration_s:g} s"
+        case TraceReplay(), TraceReplay() if one.path != other.path:
+            difference = f"from {one.path} and from {other.path}"
+        case _:
+            return ""
+    return f", {difference}: a load's name does not tell them apart; measure them in two runs"
+
+
+def schedule_seed(stage: StagePlan, seed: int) -> str:
+    """The lane has no part in it: lanes get the same arrivals, repeats get others."""
+    return f"{seed}/{stage.workload}/{stage.load.label}/{stage.repeat}"
+
+
+def arrivals_of(stage: StagePlan, seed: int) -> tuple[Arrival, ...]:
+    """What an open loop or a trace sends when, warm-up first.
+
+    Raises:
+        ValueError: the schedule holds fewer requests than the plan.
+    """
+    assert not isinstance(stage.load, ClosedLoop)
+    planned = stage.warmup_requests + stage.requests
+    arrivals = schedule(stage.load, schedule_seed(stage, seed))
+    if len(arrivals) < planned:
+        raise ValueError(
+            f"stage {stage.key}: {planned} requests are planned (requests, warmup_requests), "
+            f"but its schedule of seed {seed} holds {len(arrivals)}"
+        )
+    return arrivals[:planned]
+
+
+_ADAPTER = TypeAdapter(Plan)
+
+
+def read_plan(path: Path) -> Plan:
+    """Read a plan written by hand or by `write_plan`.
+
+    Raises:
+        ValueError: with the file, the field and the fault.
+    """
+    try:
+        plan = _ADAPTER.validate_json(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValidationError as error:
+        raise ValueError(f"{path}: {faults_in_words(error)}") from None
+    if not plan.stages:
+        raise ValueError(
+            f"{path}: stages: the plan has none; a sweep's has none either: `tandem sweep --resume` goes on with it"
+        )
+    return plan
+
+
+def write_plan(plan: Plan, path: Path) -> None:
+    path.write_bytes(_ADAPTER.dump_json(plan, indent=1) + b"\n")
+
+
+def plan_stages(
+    lanes: Sequence[tuple[str, Strategy]],
+    workloads: Sequence[str],
+    loads: Sequence[Load],
+    *,
+    output_tokens: int | None,
+    seed: int,
+    repeats: int = 1,
+    max_stage_s: float | None = None,
+    warmup_s: float = 0.0,
+    stop_early: bool = False,
+) -> tuple[StagePlan, ...]:
+    """Each lane through each workload under each load, as often as `repeats` says.
+
+    Lanes take turns within each load, and the whole round is repeated: a machine that gets slower over the
+    run does so for all of them. Prompts depend on load and repeat and not on the lane: lanes do the same
+    work, loads and repeats do different work.
+
+    Args:
+        max_stage_s: time box of each stage; None: `DEFAULT_MAX_STAGE_S`, or an open loop's length and `DRAIN_S`.
+        warmup_s: the first part of an open loop, which no figure counts.
+
+    Raises:
+        ValueError: a load does not fit its time box, or is over before its warm-up is.
+    """
+    stages: list[StagePlan] = []
+    first_prompt = 0
+    for repeat in range(repeats):
+        for load in loads:
+            now = [
+                replace(
+                    plan_closed(lane, strategy, workload, load, output_tokens, max_stage_s)
+                    if isinstance(load, ClosedLoop)
+                    else plan_open(lane, workload, load, output_tokens, seed, repeat, max_stage_s, warmup_s),
+                    first_prompt=first_prompt,
+                    repeat=repeat,
+                    stop_early=stop_early,
+                )
+                for workload in workloads
+                for lane, strategy in lanes
+            ]
+            stages += now
+            first_prompt = max(stage.prompts_end for stage in now)
+    return tuple(stages)
+
+
+def plan_closed(
+    lane: str,
+    strategy: Strategy,
+    workload: str,
+    load: ClosedLoop,
+    output_tokens: int | None,
+    max_stage_s: float | None = None,
+) -> StagePlan:
+    """A stage of users; their number says how many requests it has."""
+    requests = num_requests(strategy, load.users)
+    thinking_s = load.think_time_s * (math.ceil(requests / load.users) - 1)
+    return StagePlan(
+        lane,
+        workload,
+        load,
+        requests,
+        max_stage_s=max_stage_s or DEFAULT_MAX_STAGE_S,
+        estimated_s=thinking_s
+        + estimate_s(strategy, load.users, requests, output_tokens or load_workload(workload).output_tokens),
+    )
+
+
+def plan_open(
+    lane: str,
+    workload: str,
+    load: OpenLoop | TraceReplay,
+    output_tokens: int | None,
+    seed: int,
+    repeat: int = 0,
+    max_stage_s: float | None = None,
+    warmup_s: float = 0.0,
+) -> StagePlan:
+    """A stage of arrivals: all that the schedule of this seed and repeat holds.
+
+    Raises:
+        ValueError: it does not fit its time box, or is over before its warm-up is.
+    """
+    stage = StagePlan(lane, workload, load, requests=1, repeat=repeat)
+    arrivals = schedule(load, schedule_seed(stage, seed))
+    warmup_requests = sum(arrival.at_s < warmup_s for arrival in arrivals)
+    if warmup_requests == len(arrivals):
+        raise ValueError(
+            f"stage {stage.key}: none of its {len(arrivals)} requests comes after warmup_s={warmup_s:g}"
+        )
+    length_s = load.duration_s if isinstance(load, OpenLoop) else arrivals[-1].at_s
+    if max_stage_s is not None and max_stage_s < length_s:
+        raise ValueError(f"stage {stage.key}: takes {length_s:g} s, more than max_stage_s={max_stage_s:g}")
+    return replace(
+        stage,
+        requests=len(arrivals) - warmup_requests,
+        warmup_requests=warmup_requests,
+        max_stage_s=max_stage_s or length_s + DRAIN_S,
+        estimated_s=length_s
+        + estimate_s(Strategy.BATCHED, 1, 1, output_tokens or load_workload(workload).output_tokens),
+    )
+
+
+def num_requests(strategy: Strategy, concurrency: int) -> int:
+    """Requests of a stage: enough for a median, few enough for a coffee break.
+
+    4 at concurrency 1, 12 at 4, then two for each user. A sequential lane takes as long for 8 requests
+    whatever the concurrency, so it gets 8, or one for each user where there are more.
+    """
+    if strategy is Strategy.SEQUENTIAL:
+        return concurrency * min(4, max(1, 8 // concurrency))
+    return concurrency * min(4, max(2, math.ceil(12 / concurrency)))
+
+
+def estimate_s(strategy: Strategy, concurrency: int, requests: int, output_tokens: int) -> float:
+    """How long a stage should take, in seconds, before anything is known of this machine."""
+    running = 1 if strategy is Strategy.SEQUENTIAL else concurrency
+    step_s = ASSUMED_STEP_S + ASSUMED_STEP_PER_REQUEST_S * (running - 1)
+    return math.ceil(requests / running) * (ASSUMED_PREFILL_S * running + output_tokens * step_s)
+
+
+def time_left_s(stages: Sequence[StagePlan], current: int, share: float, elapsed_s: float) -> float:
+    """How long the rest of a run should take, in seconds, from the pace of what ran so far.
+
+    Args:
+        current: index of the running stage.
+        share: how much of it is done, 0 to 1.
+        elapsed_s: since the start of the run.
+    """
+    done_s = sum(stage.estimated_s for stage in stages[:current]) + share * stages[current].estimated_s
+    total_s = sum(stage.estimated_s for stage in stages)
+    # Too little has run to know the pace: the plan's own estimate is the better guess.
+    pace = elapsed_s / done_s if done_s > 0.05 * total_s else 1.0
+    return pace * (total_s - done_s)

@@ -1,0 +1,345 @@
+"""One stage while it runs: sends its requests when they are due, collects what came of them, stops in time."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+from gevent.event import Event
+
+from loadtest.client.record import ClientReason, RequestLabel, RequestRecord
+from loadtest.client.sse_client import ClientSettings, StreamingClient
+from loadtest.judge.slo import Slo, can_still_hold
+from loadtest.offer.load import Arrival, ClosedLoop
+from loadtest.offer.prompt_tokens import BYTE_ESTIMATE, TokenCounter
+from loadtest.offer.workload import Workload, load_workload
+from loadtest.run.dispatch import Connections, keep_schedule
+from loadtest.run.load_progress import Place
+from loadtest.run.plan import Plan, StagePlan, arrivals_of
+from serving.core.client_key import client_key
+
+Clock = Callable[[], float]
+
+MAX_IN_FLIGHT = 4096  # of an open loop: each is a connection, and a server this far behind is lost
+MIN_REQUESTS_TO_JUDGE = 20
+HOPELESS_ERROR_RATE = 0.5
+
+
+MAX_SLUG = 60
+
+
+def slug(key: str) -> str:
+    """A stage's key as part of an id: ASCII, of bounded length, still its own."""
+    slug = re.sub(r"[^A-Za-z0-9.]+", "-", key)
+    return (
+        slug
+        if len(slug) <= MAX_SLUG and key.isascii()
+        else f"{slug[:MAX_SLUG]}-{zlib.crc32(key.encode()):08x}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Builds the requests of a run and sends them.
+
+    Attributes:
+        id_prefix: what the ids of its requests begin with; they show up in the gateway's log.
+        salt: what must not find its prompts in a cache is given another.
+        clock: seconds since the run started.
+        counter: counts the tokens of a prompt whose size is given.
+    """
+
+    plan: Plan
+    id_prefix: str
+    salt: str
+    clock: Clock
+    counter: TokenCounter = BYTE_ESTIMATE
+
+    def connect(self) -> StreamingClient:
+        """A client that opens its connection with its first request."""
+        plan = self.plan
+        settings = ClientSettings(plan.base_url, plan.connect_timeout_s, plan.idle_timeout_s, client_key())
+        return StreamingClient(settings, self.clock)
+
+    def workload(self, stage: StagePlan) -> Workload:
+        """The stage's workload in the sizes of this run."""
+        return load_workload(
+            stage.workload,
+            prompt_tokens=self.plan.prompt_tokens,
+            output_tokens=self.plan.output_tokens,
+            counter=cast(
+                "Any", self.counter
+            ),  # is hashable, which the cache wants and the protocol does not say
+        )
+
+    def warm_up(self, client: StreamingClient, stage: StagePlan) -> RequestRecord:
+        """One request before a lane's first stage, with a prompt that no stage has: none is in a cache then."""
+        number = max(each.prompts_end for each in (*self.plan.stages, stage))
+        label = RequestLabel(
+            f"{self.id_prefix}-{stage.lane}-warmup",
+            stage.lane,
+            stage.workload,
+            "warmup",
+            number,
+            is_warmup=True,
+        )
+        return self._send(client, stage, label, self.clock(), None)
+
+    def send(
+        self,
+        client: StreamingClient,
+        stage: StagePlan,
+        offset: int,
+        scheduled_at_s: float,
+        arrival: Arrival | None = None,
+    ) -> RequestRecord:
+        """The stage's request number `offset`, counted from 0 with its warm-up."""
+        number = stage.first_prompt + offset
+        label = RequestLabel(
+            request_id=f"{self.id_prefix}-{slug(stage.key)}-{number}",
+            lane=stage.lane,
+            workload=stage.workload,
+            stage=stage.key,
+            number=number,
+            is_warmup=offset < stage.warmup_requests,
+        )
+        return self._send(client, stage, label, scheduled_at_s, arrival)
+
+    def _send(
+        self,
+        client: StreamingClient,
+        stage: StagePlan,
+        label: RequestLabel,
+        scheduled_at_s: float,
+        arrival: Arrival | None,
+    ) -> RequestRecord:
+        body = self.workload(stage).body(
+            model=f"{self.plan.model}:{stage.lane}",
+            seed=self.plan.seed,
+            number=label.number,
+            arrival=arrival,
+            salt=self.salt,
+        )
+        return client.send(label, body, scheduled_at_s)
+
+
+class Stage:
+    """What closed and open loops share: counts, records, and how a stage ends.
+
+    Attributes:
+        num_users: Locust users that run it.
+        done: set when nothing is in flight and nothing more will be sent.
+        records: of requests that ended, warm-up included.
+        in_flight: the instant each unfinished request was due, by its place in the stage.
+        arrivals: the schedule of an open loop; empty in a closed one.
+        num_dispatched: requests begun.
+        stop_reason, stop_detail: why it ends early, if it does; the detail gives value and bound.
+    """
+
+    num_users = 1
+
+    def __init__(self, sender: Sender, plan: StagePlan, on_record: Callable[[RequestRecord], None]) -> None:
+        self.plan = plan
+        self.done = Event()
+        self.records: list[RequestRecord] = []
+        self.in_flight: dict[int, float] = {}
+        self.arrivals: tuple[Arrival, ...] = ()
+        self.num_dispatched = 0
+        self.num_failed = 0
+        self.stop_reason: ClientReason | None = None
+        self.stop_detail = ""
+        self._sender = sender
+        self._on_record = on_record
+        self._stopped = Event()
+        self._connections = Connections(sender.connect)
+
+    @property
+    def num_finished(self) -> int:
+        return len(self.records)
+
+    @property
+    def place(self) -> Place:
+        return self.plan.lane, self.plan.workload
+
+    @property
+    def num_busy(self) -> int:
+        """Requests in flight; of a closed loop, its users."""
+        return len(self.in_flight)
+
+    def run_user(self) -> None:
+        """One Locust user's part in the stage, from its first request to its last."""
+        raise NotImplementedError
+
+    @property
+    def progress(self) -> str:
+        """How far it is, in words."""
+        return f"{self.num_finished} of {self.plan.requests} requests"
+
+    def share(self, elapsed_s: float) -> float:
+        """How much of it is done `elapsed_s` after its start, 0 to 1."""
+        return min(1.0, self.num_finished / self.plan.requests)
+
+    def stop(self, reason: ClientReason, detail: str = "") -> None:
+        """End the requests in flight and send no more. The first reason stays."""
+        if self.stop_reason is None:
+            self.stop_reason, self.stop_detail = reason, detail
+        self._stopped.set()
+        self._connections.cancel(self.stop_reason)
+
+    def judge(self, slo: Slo) -> None:
+        """Stop if the objective cannot be attained any more, however well everything goes from here on.
+
+        An unfinished request may have its first token already, so its age counts against E2E limits only.
+        """
+        if self.stop_reason is not None:
+            return
+        now_s, first = self._sender.clock(), self.plan.warmup_requests
+        counted = [record for record in self.records if not record.label.is_warmup]
+        ages_s = [now_s - due_at_s for offset, due_at_s in self.in_flight.items() if offset >= first]
+        if not can_still_hold(slo, counted, self.plan.requests, running_ages_s=ages_s):
+            missed = sum(not slo.is_met_by(slo.misses(record)) for record in counted)
+            detail = (
+                f"{missed} of {len(counted)} requests missed {slo.text}: it cannot hold any more (stop_early)"
+            )
+            self.stop(ClientReason.STAGE_HOPELESS, detail)
+
+    def _measure(
+        self, client: StreamingClient, offset: int, due_at_s: float, arrival: Arrival | None = None
+    ) -> None:
+        self.num_dispatched += 1
+        self.in_flight[offset] = due_at_s
+        try:
+            record = self._sender.send(client, self.plan, offset, due_at_s, arrival)
+        finally:
+            del self.in_flight[offset]
+        self.records.append(record)
+        self.num_failed += not record.is_completed
+        self._on_record(record)
+        self._judge_errors()
+
+    def _judge_errors(self) -> None:
+        finished, failed = self.num_finished, self.num_failed
+        if self.stop_reason is not None or finished < MIN_REQUESTS_TO_JUDGE:
+            return
+        if failed > HOPELESS_ERROR_RATE * finished:
+            detail = f"{failed} of {finished} requests failed, more than {HOPELESS_ERROR_RATE:.0%}"
+            self.stop(ClientReason.STAGE_HOPELESS, detail)
+
+
+class ClosedStage(Stage):
+    """Users that each send, read the answer to its end, think, and send again."""
+
+    def __init__(self, sender: Sender, plan: StagePlan, on_record: Callable[[RequestRecord], None]) -> None:
+        super().__init__(sender, plan, on_record)
+        assert isinstance(plan.load, ClosedLoop)
+        self.num_users = plan.load.users
+        self._think_time_s = plan.load.think_time_s
+        self._places = itertools.count()
+        self._num_left = 0
+
+    @property
+    def num_busy(self) -> int:
+        return self.num_users
+
+    def run_user(self) -> None:
+        """Send every `num_users`-th request, one after another, on a connection of its own."""
+        place = next(self._places)
+        client = self._connections.take()
+        try:
+            for offset in range(place, self.plan.requests, self.num_users):
+                if offset != place and self._think_time_s:
+                    self._stopped.wait(self._think_time_s)
+                if self.stop_reason is not None:
+                    break
+                self._measure(client, offset, self._sender.clock())
+        finally:
+            self._connections.give_back(client)
+            self._num_left += 1
+            if self._num_left == self.num_users:
+                self._connections.close()
+                self.done.set()
+
+
+class OpenStage(Stage):
+    """Requests sent at their instants, however many are unanswered.
+
+    Each has a greenlet and a connection of its own.
+    """
+
+    def __init__(
+        self,
+        sender: Sender,
+        plan: StagePlan,
+        on_record: Callable[[RequestRecord], None],
+        max_in_flight: int = MAX_IN_FLIGHT,
+    ) -> None:
+        super().__init__(sender, plan, on_record)
+        self.arrivals = arrivals_of(plan, sender.plan.seed)
+        # Texts are read, and the tokenizer is loaded, by the first prompt: not while the schedule runs.
+        sender.workload(plan).request(sender.plan.seed, plan.first_prompt)
+        self._max_in_flight = max_in_flight
+
+    def run_user(self) -> None:
+        """Keep the schedule, then wait for the answers that are still under way."""
+        clock = self._sender.clock
+        try:
+            keep_schedule(enumerate(self.arrivals), clock(), clock, self._stopped, self._serve)
+        finally:
+            self._connections.close()
+            self.done.set()
+
+    @property
+    def progress(self) -> str:
+        return (
+            f"{self.num_dispatched} of {len(self.arrivals)} requests sent, "
+            f"{len(self.in_flight)} in flight, {self.num_finished} ended"
+        )
+
+    def share(self, elapsed_s: float) -> float:
+        return min(1.0, elapsed_s / self.plan.estimated_s) if self.plan.estimated_s else 1.0
+
+    def _serve(self, offset: int, due_at_s: float, arrival: Arrival) -> None:
+        if len(self.in_flight) >= self._max_in_flight:
+            detail = f"{len(self.in_flight)} requests in flight (max_in_flight={self._max_in_flight})"
+            self.stop(ClientReason.STAGE_HOPELESS, detail)
+        if self.stop_reason is not None:
+            return
+        client = self._connections.take()
+        try:
+            self._measure(client, offset, due_at_s, arrival)
+        finally:
+            self._connections.give_back(client)
+
+
+class WarmUp(Stage):
+    """One request before a lane's first stage, so that the stage does not pay for a cold engine."""
+
+    def run_user(self) -> None:
+        """Send it."""
+        client = self._connections.take()
+        try:
+            self._on_record(self._sender.warm_up(client, self.plan))
+        finally:
+            self._connections.give_back(client)
+            self._connections.close()
+            self.done.set()
+
+
+def make_stage(
+    sender: Sender,
+    plan: StagePlan,
+    on_record: Callable[[RequestRecord], None],
+    max_in_flight: int = MAX_IN_FLIGHT,
+) -> Stage:
+    """The stage of a plan.
+
+    Raises:
+        ValueError: the plan asks for more requests than its schedule holds.
+    """
+    if isinstance(plan.load, ClosedLoop):
+        return ClosedStage(sender, plan, on_record)
+    return OpenStage(sender, plan, on_record, max_in_flight)

@@ -1,0 +1,1 @@
+"""`tandem sweep`: finds the highest rate at which each lane keeps an objective."""

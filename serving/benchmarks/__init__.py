@@ -1,0 +1,1 @@
+"""How fast the scheduler decides: pure code and running service."""

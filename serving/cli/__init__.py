@@ -1,0 +1,5 @@
+"""The `tandem` command."""
+
+from serving.cli.commands import main
+
+__all__ = ["main"]

@@ -1,0 +1,1 @@
+"""An engine with known times, for tests and policy studies only."""

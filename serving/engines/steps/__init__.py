@@ -1,0 +1,1 @@
+"""Engine steps: noted in the engine's process, logged, recorded on demand."""

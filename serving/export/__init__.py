@@ -1,0 +1,1 @@
+"""The lab's config as other systems want it."""

@@ -1,0 +1,1 @@
+"""Every exported metric, and how its collectors are made."""

@@ -1,1 +1,0 @@
-"""Prometheus metrics of each process, registered from `serving.core.metric_names`."""

@@ -1,0 +1,1 @@
+"""Engine steps and requests of a running lab: events, logs, recordings, spans, files."""

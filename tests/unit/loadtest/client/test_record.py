@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtest.client.record import RequestLabel, RequestRecord, from_row, read_records, to_row, torn_line
+from serving.core.request import Outcome
+
+INSTANTS = st.floats(min_value=0, max_value=1e6)
+RECORDS = st.builds(
+    RequestRecord,
+    label=st.builds(
+        RequestLabel, st.text(), st.text(), st.text(), st.text(), st.integers(0, 9999), st.booleans()
+    ),
+    outcome=st.sampled_from(Outcome),
+    scheduled_at_s=INSTANTS,
+    finished_at_s=INSTANTS,
+    dispatched_at_s=st.none() | INSTANTS,
+    sent_at_s=st.none() | INSTANTS,
+    first_byte_at_s=st.none() | INSTANTS,
+    chunk_at_s=st.lists(INSTANTS, max_size=5).map(tuple),
+    chunk_tokens=st.none() | st.lists(st.integers(0, 99), max_size=5).map(tuple),
+    status=st.none() | st.integers(100, 599),
+    reason=st.none() | st.text(),
+    error=st.none() | st.text(),
+    output_tokens=st.none() | st.integers(0, 9999),
+    asked_output_tokens=st.none() | st.integers(0, 9999),
+    num_reconnects=st.integers(0, 2),
+    retry_after_s=st.none() | INSTANTS,
+    stamped_by=st.sampled_from(["kernel", "process"]),
+    read_lag_s=st.none() | INSTANTS,
+    text=st.text(),
+)
+
+
+@given(RECORDS)
+def test_a_row_is_one_line_and_gives_the_record_back(record: RequestRecord) -> None:
+    row = to_row(record)
+    assert "\n" not in row
+    assert from_row(row) == record
+
+
+def test_a_row_names_first_and_last_token() -> None:
+    record = RequestRecord(
+        RequestLabel("r", "batched", "copy", "batched/copy/1 user", 0),
+        Outcome.COMPLETED,
+        1.0,
+        2.0,
+        chunk_at_s=(1.25, 1.5, 1.75),
+    )
+    row = json.loads(to_row(record))
+    assert (row["first_token_at_s"], row["last_token_at_s"]) == (1.25, 1.75)
+
+
+GOOD = to_row(
+    RequestRecord(RequestLabel("r", "batched", "copy", "batched/copy/1 user", 0), Outcome.COMPLETED, 1.0, 2.0)
+).encode()
+
+
+@pytest.mark.parametrize(
+    ("damaged", "fault"),
+    [
+        (GOOD[:40], "Invalid JSON: EOF while parsing"),
+        (b"", "Invalid JSON: EOF while parsing"),
+        (b"\x00\x01", "Invalid JSON: "),
+        (b"\xff\xfe", "'utf-8' codec can't decode byte 0xff"),
+        (GOOD.replace(b'"completed"', b'"won"'), "outcome: Input should be 'completed'"),
+        (
+            b"{}",
+            "label: Field required; outcome: Field required; scheduled_at_s: Field required; and 1 more",
+        ),
+    ],
+)
+def test_a_damaged_line_is_named_with_its_fault(damaged: bytes, fault: str, tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    path.write_bytes(b"\n".join((GOOD, damaged, GOOD, b"")))
+    with pytest.raises(ValueError, match=re.escape(f"{path}:2: not a request record: {fault}")) as raised:
+        list(read_records(path))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_last_line_without_an_end_is_left_out_and_told(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    path.write_bytes(GOOD + b"\n")
+    assert torn_line(path) is None
+    path.write_bytes(GOOD + b"\n" + GOOD[:40])
+    assert len(list(read_records(path))) == 1
+    told = torn_line(path)
+    assert told is not None
+    assert told.startswith(f"{path}:2: the last line is cut off, 40 bytes are left out")
+    path.write_bytes(b"")
+    assert torn_line(path) is None
+
+
+def test_records_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"{tmp_path}: cannot be read: Is a directory")):
+        list(read_records(tmp_path))

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from itertools import combinations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtest.drawing.label_places import MARK_PX, Box, Point, find_places
+
+WIDTH_PX, HEIGHT_PX = 330, 240
+
+positions = st.tuples(st.floats(0, WIDTH_PX), st.floats(0, HEIGHT_PX))
+labels = st.sampled_from(["1", "8", "128", "4, 8", ""])
+lines = st.lists(
+    st.lists(st.builds(lambda at, text: Point(at[0], at[1], text), positions, labels), max_size=5), max_size=4
+)
+
+
+def apart(a: Box, b: Box) -> bool:
+    return a[2] < b[0] or b[2] < a[0] or a[3] < b[1] or b[3] < a[1]
+
+
+@given(lines)
+def test_labels_keep_off_each_other_off_marks_and_in_the_panel(drawn: list[list[Point]]) -> None:
+    found = find_places(drawn, WIDTH_PX, HEIGHT_PX)
+    assert [len(line) for line in found] == [len(line) for line in drawn]
+    boxes = [
+        place.box(point.x, point.y, point.text)
+        for line, places in zip(drawn, found, strict=True)
+        for point, place in zip(line, places, strict=True)
+        if place is not None
+    ]
+    half = MARK_PX / 2
+    marks = [(p.x - half, p.y - half, p.x + half, p.y + half) for line in drawn for p in line]
+    assert all(apart(a, b) for a, b in combinations(boxes, 2))
+    assert all(apart(box, mark) for box in boxes for mark in marks)
+    assert all(box[0] >= 0 and box[1] >= 0 and box[2] <= WIDTH_PX and box[3] <= HEIGHT_PX for box in boxes)
+
+
+def test_a_lonely_point_has_its_label_at_the_right_and_one_at_the_edge_elsewhere() -> None:
+    ((middle,), (edge,)) = find_places([[Point(100, 100, "4")], [Point(326, 200, "8")]], WIDTH_PX, HEIGHT_PX)
+    assert middle is not None
+    assert middle.align == "left"
+    assert edge is not None
+    assert edge.align != "left"
+
+
+def test_a_label_leaves_the_line_to_its_right() -> None:
+    ((first, _),) = find_places([[Point(100, 100, "4"), Point(200, 100, "")]], WIDTH_PX, HEIGHT_PX)
+    assert first is not None
+    assert first.name == "above"
+
+
+def test_points_on_top_of_each_other_are_not_labelled_over_each_other() -> None:
+    crowd = [[Point(100 + x, 100 + y, "16")] for x in range(0, 40, 8) for y in range(0, 40, 8)]
+    assert any(place is None for line in find_places(crowd, WIDTH_PX, HEIGHT_PX) for place in line)

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import pytest
+
+from loadtest.client.record import RequestRecord
+from loadtest.judge.slo import can_still_hold, evaluate, parse_slo
+from tests.unit.loadtest.runs import record
+
+
+def answers(good: int, *bad: RequestRecord) -> list[RequestRecord]:
+    """Requests of TTFT 0.1 s, TPOT 20 ms, E2E 0.3 s, and others."""
+    return [record("batched", number=number) for number in range(good)] + list(bad)
+
+
+def test_an_objective_as_people_write_it() -> None:
+    slo = parse_slo("ttft_p95<2s, tpot_p99<300ms")
+    assert [(limit.metric, limit.limit_s, limit.share) for limit in slo.limits] == [
+        ("ttft", 2.0, 0.95),
+        ("tpot", pytest.approx(0.3), 0.99),
+    ]
+    assert slo.attainment == 0.95
+    assert parse_slo("ttft<2s,e2e<10s@99").attainment == 0.99
+    assert parse_slo("e2e<1.5s").limits[0].share is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "'' is no limit"),
+        ("ttft", "'ttft' is no limit"),
+        ("ttft>2s", "'ttft>2s' is no limit"),
+        ("itl<2s", "one is ttft, tpot, e2e, icl"),
+        ("ttft<2m", "a time in ms or s"),
+        ("ttft<0s", "must be above 0"),
+        ("ttft_p0<2s", "percentile of 'ttft_p0<2s' is '0', must be above 0 and at most 100"),
+        ("ttft_p101<2s", "at most 100"),
+        ("ttft<2s@0", "attainment is '0'"),
+        ("ttft<2s@nan", "attainment is 'nan'"),
+        ("ttft<2s@", "attainment is ''"),
+        ("ttft<2s,ttft<2s", "is there twice"),
+    ],
+)
+def test_what_is_no_objective_is_named(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match="slo") as caught:
+        parse_slo(text)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "misses"),
+    [
+        ("ttft<101ms", ()),
+        ("ttft<99ms", ("ttft<99ms",)),
+        ("tpot<19ms,e2e<1s", ("tpot<19ms",)),
+        ("tpot<21ms,e2e<299ms", ("e2e<299ms",)),
+        ("icl<19ms", ("icl<19ms",)),
+        ("icl<21ms", ()),
+        ("ttft<1ms,e2e<1ms", ("ttft<1ms", "e2e<1ms")),
+    ],
+)
+def test_misses_of_a_request(text: str, misses: tuple[str, ...]) -> None:
+    assert parse_slo(text).misses(record("batched")) == misses
+
+
+def test_the_largest_gap_counts_and_not_the_usual_one() -> None:
+    assert parse_slo("icl<1s").misses(record("batched", chunks=2, gap_s=1.5, tokens=30)) == ("icl<1s",)
+
+
+def test_one_token_has_no_tpot_to_miss() -> None:
+    assert parse_slo("tpot<1ms,icl<1ms").misses(record("batched", chunks=1)) == ()
+
+
+def test_a_failure_meets_nothing() -> None:
+    slo = parse_slo("ttft<10s")
+    found = evaluate(slo, answers(18, *(record("batched", reason="upstream_broke") for _ in range(2))), 10.0)
+    assert found.attainment.value == pytest.approx(0.9)
+    assert (found.holds, found.misses, found.binding) == (False, {"failed": 2}, "failed")
+    assert found.goodput_per_s.value == pytest.approx(1.8)
+
+
+def test_nineteen_of_twenty_is_95_percent() -> None:
+    slow = record("batched", ttft_s=3.0)
+    assert evaluate(parse_slo("ttft<2s"), answers(19, slow), 1.0).holds
+    assert not evaluate(parse_slo("ttft<2s"), answers(18, slow), 1.0).holds
+
+
+def test_each_percentile_may_hold_where_both_together_do_not() -> None:
+    # 5 percent late at first, 5 percent late after: each p95 holds, but only 90 percent meet both.
+    late = [record("batched", ttft_s=3.0)] * 5
+    slow = [record("batched", gap_s=0.5)] * 5
+    both = evaluate(parse_slo("ttft_p95<2s,tpot_p95<300ms"), answers(90, *late, *slow), 1.0)
+    assert both.attainment.value == pytest.approx(0.9)
+    assert not both.holds
+    assert both.misses == {"ttft_p95<2s": 5, "tpot_p95<300ms": 5}
+    assert evaluate(parse_slo("ttft_p95<2s,tpot_p95<300ms@90"), answers(90, *late, *slow), 1.0).holds
+
+
+def test_a_median_binds_half_of_the_requests_and_not_each() -> None:
+    slow = [record("batched", ttft_s=0.5)] * 9
+    assert evaluate(parse_slo("ttft_p50<200ms"), answers(11, *slow), 1.0).holds
+    assert not evaluate(parse_slo("ttft_p50<200ms"), answers(8, *slow), 1.0).holds
+    # And a failure stands in it as infinitely late.
+    failed = [record("batched", reason="cut_off")]
+    assert not evaluate(parse_slo("ttft_p50<200ms@50"), answers(10, *slow, *failed, *failed), 1.0).holds
+
+
+def test_what_the_user_broke_off_says_nothing() -> None:
+    found = evaluate(parse_slo("ttft<2s"), answers(4, record("batched", reason="interrupted")), 1.0)
+    assert found.attainment.value == 1.0
+    with pytest.raises(ValueError, match="at least one finished request"):
+        evaluate(parse_slo("ttft<2s"), [], 1.0)
+
+
+def test_a_stage_is_hopeless_when_too_many_are_lost_and_not_before() -> None:
+    slo = parse_slo("ttft<2s,e2e<10s")
+    late = record("batched", ttft_s=3.0)
+    assert can_still_hold(slo, [late] * 5, planned=100)
+    assert not can_still_hold(slo, [late] * 6, planned=100)
+    # A request that waits past its limit is lost before it ends; one that streams is not, until E2E is over.
+    assert not can_still_hold(slo, [late] * 5, planned=100, waiting_ages_s=[2.5])
+    assert can_still_hold(slo, [late] * 5, planned=100, waiting_ages_s=[1.5], running_ages_s=[9.0])
+    assert not can_still_hold(slo, [late] * 5, planned=100, running_ages_s=[10.5])
+
+
+def test_a_percentile_can_be_hopeless_while_the_share_is_not() -> None:
+    slo = parse_slo("ttft_p99<2s@90")
+    late = record("batched", ttft_s=3.0)
+    assert can_still_hold(slo, [late], planned=100)
+    assert not can_still_hold(slo, [late, late], planned=100)

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from loadtest.analysis.run_summary import summarize
+from loadtest.report.__main__ import main
+from loadtest.report.build import build, render
+from loadtest.report.charts import draw_all
+from tests.unit.loadtest.runs import record, run_file, stage_run, whole_run, write_whole_run
+from tests.unit.loadtest.summaries import TOO_LATE, stage, sweep
+from tests.unit.loadtest.summaries import summary as hand_made
+
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("run")
+    write_whole_run(directory, *whole_run())
+    build(directory)
+    return directory
+
+
+def channels(spec: Any) -> set[str]:
+    """Every encoding channel used anywhere in a Vega-Lite spec."""
+    if isinstance(spec, dict):
+        own = set(spec.get("encoding", {}))
+        return own.union(*(channels(value) for value in spec.values()))
+    if isinstance(spec, list):
+        return set().union(*(channels(value) for value in spec))
+    return set()
+
+
+def test_a_run_gets_all_its_files(built: Path) -> None:
+    assert {path.name for path in built.iterdir()} >= {"summary.json", "bench.json", "report.html", "figures"}
+    assert json.loads((built / "summary.json").read_text()) == json.loads((built / "bench.json").read_text())
+    for drawn in draw_all(summarize(*whole_run())):
+        data = (built / "figures" / f"{drawn.name}.png").read_bytes()
+        assert data.startswith(PNG_SIGNATURE)
+        assert int.from_bytes(data[16:20]) > 600  # pixels wide
+
+
+def test_the_page_asks_nothing_of_the_network(built: Path) -> None:
+    page = (built / "report.html").read_text()
+    assert "default-src 'none'" in page
+    markup = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
+    assert len(markup) < len(page) / 10
+    assert not re.search(r"(?:src|href|action|data)\s*=\s*[\"'](?!#)|@import|url\(", markup)
+
+
+def test_the_page_says_what_was_measured(built: Path) -> None:
+    page = (built / "report.html").read_text().partition("<script>")[0]
+    for text in (
+        "Abacus 9000",
+        "vllm 0.32.0",
+        "avx2",
+        "pays up to a concurrency of about 4.0",
+        "0 of 156 requests",
+    ):
+        assert text in page, text
+    for drawn in draw_all(summarize(*whole_run())):
+        assert f'data-figure="{drawn.name}"' in page
+
+
+def test_figures_are_in_the_page_as_they_are_drawn(built: Path) -> None:
+    page = (built / "report.html").read_text()
+    found = re.search(r"^const figures = (\{.*\});$", page, re.MULTILINE)
+    assert found
+    specs = json.loads(found[1])
+    assert specs == {drawn.name: drawn.spec for drawn in draw_all(summarize(*whole_run()))}
+
+
+@pytest.mark.parametrize(
+    "name", ["throughput-ttft", "throughput-tpot", "time-per-request", "speculation-speed-up"]
+)
+def test_lanes_differ_by_more_than_colour(name: str) -> None:
+    spec = next(drawn.spec for drawn in draw_all(summarize(*whole_run())) if drawn.name == name)
+    assert {"shape", "strokeDash", "color"} <= channels(spec)
+
+
+def test_axes_carry_units() -> None:
+    drawn = {each.name: json.dumps(each.spec) for each in draw_all(summarize(*whole_run()))}
+    for name, title in (
+        ("throughput-ttft", "TTFT p50 (s, log scale)"),
+        ("throughput-tpot", "TPOT p50 (ms, log scale)"),
+        ("time-per-request", "E2E p50 (s)"),
+        ("memory", "memory (GiB)"),
+        ("throughput-ttft", "output tokens/s"),
+    ):
+        assert title in drawn[name]
+
+
+def test_the_crossing_is_marked() -> None:
+    spec = next(
+        each.spec for each in draw_all(summarize(*whole_run())) if each.name == "speculation-speed-up"
+    )
+    assert "TPOT ≈ 4.0" in json.dumps(spec, ensure_ascii=False)
+
+
+def test_a_figure_without_data_is_left_out() -> None:
+    records = [record("batched")]
+    summary = summarize(run_file([stage_run(records)]), records)
+    names = {drawn.name for drawn in draw_all(summary)}
+    assert "failures" in names
+    assert not names & {"speculation-speed-up", "memory", "acceptance", "capacity", "attainment"}
+    page = render(summary, draw_all(summary)).partition("<script>")[0]
+    assert "speculation-speed-up" not in page
+
+
+def test_an_invalid_run_says_so_first() -> None:
+    invalid = stage("batched", invalid=(TOO_LATE,))
+    made = hand_made([invalid, stage("sequential", tokens_per_s=20.0)])
+    page = render(made, draw_all(made)).partition("<body>")[2]
+    assert page.index("INVALID: 1 of 2 stages") < page.index('class="findings"')
+    assert TOO_LATE in page
+    assert "What to do" in page
+    assert "INVALID batched" in page  # its row in each table, told apart without colour
+
+
+def test_a_sweep_opens_with_the_answer_and_shows_each_capacity() -> None:
+    made = sweep()
+    page = render(made, draw_all(made)).partition("<script>")[0]
+    opening = page[page.index('class="findings"') :]
+    assert opening.index("the lane speculative serves 1.90") < opening.index("<table")
+    assert "1.30 [1.22–1.38]" in page
+    assert "31,000 tokens/s" in page  # the client's ceiling
+
+
+def test_failures_are_listed_and_their_text_is_not_markup() -> None:
+    records = [record("batched"), record("batched", number=1, reason="upstream_broke")]
+    summary = summarize(run_file([stage_run(records)]), records)
+    page = render(summary, draw_all(summary)).partition("<script>")[0]
+    assert "<td>upstream_broke</td>" in page
+    assert "&lt;b&gt;upstream_broke&lt;/b&gt; in words" in page
+    assert "1 requests did not complete" in page
+    assert "1 of 2 failed" in json.dumps(draw_all(summary)[-1].spec)
+
+
+def test_text_of_an_answer_cannot_end_the_script() -> None:
+    records = [record("batched")]
+    run = run_file([stage_run(records)])
+    run.run.config["lanes"][0]["note"] = "</script><script>alert(1)</script>"
+    page = render(summarize(run, records), draw_all(summarize(run, records)))
+    assert page.count("</script>") == 2
+
+
+def test_a_run_that_did_nothing_still_has_a_report(tmp_path: Path) -> None:
+    write_whole_run(tmp_path, run_file([]), [])
+    summary = build(tmp_path)
+    assert summary.stages == ()
+    assert "no lane ran" in (tmp_path / "report.html").read_text()
+
+
+def test_a_run_that_was_killed_in_a_line_has_a_report_that_says_so(tmp_path: Path) -> None:
+    records = [record("batched", number=number) for number in range(3)]
+    write_whole_run(tmp_path, run_file([stage_run(records)]), records)
+    path = tmp_path / "requests.jsonl"
+    path.write_bytes(path.read_bytes()[:-100])
+    done = CliRunner().invoke(main, [str(tmp_path), "--json"])
+    assert f"{path}:3: the last line is cut off" in done.stderr
+    assert json.loads(done.stdout)["stages"][0]["requests"] == 2
+    path.write_bytes(path.read_bytes() + b"\n")
+    damaged = CliRunner().invoke(main, [str(tmp_path)])
+    assert damaged.exit_code == 2
+    assert f"Error: {path}:3: not a request record: " in damaged.stderr
+
+
+@pytest.mark.parametrize("name", ["summary.json", "figures", "report.html"])
+def test_a_report_that_cannot_be_written_names_the_file(name: str, tmp_path: Path) -> None:
+    records = [record("batched")]
+    write_whole_run(tmp_path, run_file([stage_run(records)]), records)
+    if name == "figures":
+        (tmp_path / name).touch()
+    else:
+        (tmp_path / name).mkdir()
+    done = CliRunner().invoke(main, [str(tmp_path)])
+    assert done.exit_code == 1
+    assert f"Error: {tmp_path / name}: cannot be written: " in done.stderr
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_directory_that_is_no_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"requests\.jsonl: is missing; is this the directory of a run\?"):
+        build(tmp_path)

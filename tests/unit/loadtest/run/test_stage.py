@@ -1,0 +1,214 @@
+"""A stage with a client that answers when the test says so. Nothing here waits for time to pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import gevent
+import pytest
+from gevent.event import Event
+
+from loadtest.client.record import ClientReason, RequestLabel, RequestRecord
+from loadtest.judge.slo import parse_slo
+from loadtest.offer.load import Arrival, ClosedLoop, constant_rate
+from loadtest.run import stage as stage_module
+from loadtest.run.plan import Plan, StagePlan
+from loadtest.run.stage import ClosedStage, OpenStage, Sender, Stage
+from serving.core.request import Outcome
+
+
+class FakeClient:
+    """Answers once the switch is on, or is cancelled. `fails` makes each answer a failure."""
+
+    def __init__(self, switch: Event, fails: bool) -> None:
+        self.switch, self.fails = switch, fails
+        self.bodies: list[dict[str, object]] = []
+        self.is_closed = False
+        self._cancelled: ClientReason | None = None
+
+    def send(self, label: RequestLabel, body: dict[str, object], scheduled_at_s: float) -> RequestRecord:
+        self.bodies.append(body)
+        self.switch.wait()
+        is_good = not self.fails and self._cancelled is None
+        outcome = Outcome.COMPLETED if is_good else Outcome.CANCELLED if self._cancelled else Outcome.FAILED
+        reason = None if is_good else str(self._cancelled or ClientReason.CUT_OFF)
+        return RequestRecord(
+            label, outcome, scheduled_at_s, finished_at_s=scheduled_at_s + 9, chunk_at_s=(scheduled_at_s + 5,),
+            reason=reason, output_tokens=2,
+        )  # fmt: skip
+
+    def cancel(self, reason: ClientReason) -> None:
+        self._cancelled = reason
+        self.switch.set()
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Bench:
+    """A sender whose clients are fakes, and a clock that never moves: all that is due is due at once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, fails: bool = False) -> None:
+        self.switch = Event()
+        self.clients: list[FakeClient] = []
+        self.fails = fails
+        monkeypatch.setattr(Sender, "connect", lambda _: self._connect())
+        self.sender = Sender(Plan("http://h:1", "m", (), seed=3), "run.2", "run", lambda: 100.0)
+        self.kept: list[RequestRecord] = []
+
+    def _connect(self) -> FakeClient:
+        self.clients.append(FakeClient(self.switch, self.fails))
+        return self.clients[-1]
+
+    def open(
+        self, requests: int, max_in_flight: int = 9, first_prompt: int = 0, warmup_requests: int = 0
+    ) -> OpenStage:
+        load = constant_rate(1, 60)
+        stage = StagePlan("batched", "copy", load, requests, first_prompt, warmup_requests=warmup_requests)
+        return OpenStage(self.sender, stage, self.kept.append, max_in_flight)
+
+    def start(self, stage: Stage) -> list[gevent.Greenlet]:
+        """Run it until nothing more can happen without an answer."""
+        users = [gevent.spawn(stage.run_user) for _ in range(stage.num_users)]
+        for _ in range(50):
+            gevent.sleep(0)
+        return users
+
+
+@pytest.fixture(autouse=True)
+def _due_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def arrivals_of(plan: StagePlan, seed: int) -> tuple[Arrival, ...]:
+        return tuple(Arrival(0.0, 20 + n, 30 + n) for n in range(plan.warmup_requests + plan.requests))
+
+    monkeypatch.setattr(stage_module, "arrivals_of", arrivals_of)
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    one = Bench(monkeypatch)
+    yield one
+    one.switch.set()
+
+
+def test_an_open_loop_has_a_connection_for_each_request_and_uses_it_again(bench: Bench) -> None:
+    stage = bench.open(5)
+    users = bench.start(stage)
+    assert (len(bench.clients), stage.num_dispatched, len(stage.in_flight)) == (5, 5, 5)
+    assert set(stage.in_flight.values()) == {100.0}
+    bench.switch.set()
+    gevent.joinall(users, raise_error=True)
+    assert stage.done.is_set()
+    assert (stage.num_finished, stage.in_flight) == (5, {})
+    assert all(client.is_closed for client in bench.clients)
+
+
+def test_answers_at_once_need_one_connection(bench: Bench) -> None:
+    bench.switch.set()
+    gevent.joinall(bench.start(bench.open(5)), raise_error=True)
+    assert len(bench.clients) == 1
+    assert len(bench.clients[0].bodies) == 5
+
+
+def test_warm_up_is_marked_and_a_trace_says_how_long_answers_are(bench: Bench) -> None:
+    bench.switch.set()
+    gevent.joinall(bench.start(bench.open(3, warmup_requests=2, first_prompt=40)), raise_error=True)
+    labels = [record.label for record in bench.kept]
+    assert [(label.number, label.is_warmup) for label in labels] == [
+        (40, True), (41, True), (42, False), (43, False), (44, False),
+    ]  # fmt: skip
+    assert [body["max_tokens"] for body in bench.clients[0].bodies] == [30, 31, 32, 33, 34]
+    assert labels[0].request_id == "run.2-batched-copy-poisson-1-req-s-40"
+    assert labels[0].stage == "batched/copy/poisson 1 req/s"
+
+
+def test_too_many_in_flight_stop_the_stage_with_the_bound(bench: Bench) -> None:
+    stage = bench.open(12, max_in_flight=4)
+    gevent.joinall(bench.start(stage), raise_error=True)
+    assert stage.stop_reason is ClientReason.STAGE_HOPELESS
+    assert stage.stop_detail == "4 requests in flight (max_in_flight=4)"
+    assert [record.reason for record in bench.kept] == ["stage_hopeless"] * 4
+    assert stage.done.is_set()
+
+
+@pytest.mark.parametrize(("requests", "is_stopped"), [(19, False), (20, True)])
+def test_errors_are_judged_from_twenty_requests_on(
+    requests: int, is_stopped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(monkeypatch, fails=True)
+    bench.switch.set()
+    stage = bench.open(requests, max_in_flight=99)
+    gevent.joinall(bench.start(stage), raise_error=True)
+    assert stage.num_failed == requests
+    assert (stage.stop_reason is ClientReason.STAGE_HOPELESS) is is_stopped
+
+
+def test_the_first_reason_to_stop_stays(bench: Bench) -> None:
+    stage = bench.open(2)
+    users = bench.start(stage)
+    stage.stop(ClientReason.STAGE_TIME_UP, "too long")
+    stage.stop(ClientReason.INTERRUPTED)
+    gevent.joinall(users, raise_error=True)
+    assert (stage.stop_reason, stage.stop_detail) == (ClientReason.STAGE_TIME_UP, "too long")
+    assert {record.reason for record in bench.kept} == {"stage_time_up"}
+
+
+def test_an_objective_is_judged_without_warm_up_and_with_what_is_unfinished(bench: Bench) -> None:
+    # Every fake answer has its first token after 5 s and ends after 9.
+    bench.switch.set()
+    stage = bench.open(2, warmup_requests=3)
+    gevent.joinall(bench.start(stage), raise_error=True)
+    stage.judge(parse_slo("ttft_p95<6s"))
+    assert stage.stop_reason is None
+    stage.judge(parse_slo("ttft_p95<4s"))
+    assert stage.stop_reason is ClientReason.STAGE_HOPELESS
+    assert stage.stop_detail == "2 of 2 requests missed ttft_p95<4s: it cannot hold any more (stop_early)"
+
+
+def test_unfinished_requests_lose_an_objective_by_their_age(bench: Bench) -> None:
+    stage = bench.open(2)
+    users = bench.start(stage)
+    stage.in_flight = dict.fromkeys(stage.in_flight, 50.0)  # due 50 s ago
+    stage.judge(parse_slo("e2e_p95<60s"))
+    assert stage.stop_reason is None
+    stage.judge(parse_slo("e2e_p95<40s"))
+    assert stage.stop_reason is ClientReason.STAGE_HOPELESS
+    gevent.joinall(users, raise_error=True)
+
+
+def test_users_share_the_prompts_and_keep_their_connections(bench: Bench) -> None:
+    stage = ClosedStage(bench.sender, StagePlan("batched", "copy", ClosedLoop(2), 5), bench.kept.append)
+    users = bench.start(stage)
+    bench.switch.set()
+    gevent.joinall(users, raise_error=True)
+    assert sorted(record.label.number for record in bench.kept) == [0, 1, 2, 3, 4]
+    assert sorted(len(client.bodies) for client in bench.clients) == [2, 3]
+    assert all(client.is_closed for client in bench.clients)
+
+
+def test_a_user_that_thinks_is_woken_by_the_end_of_the_stage(bench: Bench) -> None:
+    bench.switch.set()
+    plan = StagePlan("batched", "copy", ClosedLoop(1, think_time_s=3600), 5)
+    stage = ClosedStage(bench.sender, plan, bench.kept.append)
+    users = bench.start(stage)
+    assert (stage.num_finished, stage.done.is_set()) == (1, False)
+    stage.stop(ClientReason.INTERRUPTED)
+    gevent.joinall(users, raise_error=True)
+    assert stage.num_finished == 1
+
+
+def test_lanes_are_asked_the_same_and_salted_by_the_run(bench: Bench) -> None:
+    bench.switch.set()
+    for lane in ("batched", "speculative"):
+        stage = ClosedStage(bench.sender, StagePlan(lane, "copy", ClosedLoop(1), 3), bench.kept.append)
+        gevent.joinall(bench.start(stage), raise_error=True)
+    ours, theirs = (client.bodies for client in bench.clients)
+    assert [body["model"] for body in (ours[0], theirs[0])] == ["m:batched", "m:speculative"]
+    assert [body["messages"] for body in ours] == [body["messages"] for body in theirs]
+    assert len({str(body["messages"]) for body in ours}) == 3
+    assert all(a["cache_salt"] == b["cache_salt"] for a, b in pairwise([*ours, *theirs]))
+    other = Sender(bench.sender.plan, "other", "other", bench.sender.clock)
+    client = FakeClient(bench.switch, fails=False)
+    other.send(client, StagePlan("batched", "copy", ClosedLoop(1), 3), 0, 0.0)  # type: ignore[arg-type]
+    assert client.bodies[0]["messages"] == ours[0]["messages"]
+    assert client.bodies[0]["cache_salt"] != ours[0]["cache_salt"]

@@ -1,0 +1,47 @@
+"""The one list of metrics: conventions that dashboards and rules rely on."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from serving.metrics import registry as make
+from serving.metrics.names import LATENCY_BUCKETS_S, METRICS, Metric
+
+# `tenant` is capped by serving/metrics/tenant_label.py; a workload is one of the load tool's own.
+CLOSED_SETS = {"lane", "replica", "outcome", "reason", "band", "tenant", "result", "figure", "workload"}
+
+
+def test_names_are_distinct() -> None:
+    names = [metric.name for metric in METRICS]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_conventions(metric: Metric) -> None:
+    assert metric.name.startswith("tandem_")
+    assert metric.name.endswith("_total") == (metric.kind == "counter")
+    assert "_ms" not in metric.name, "base units only"
+    assert set(metric.labels) <= CLOSED_SETS, "never a request, a user or a prompt"
+    assert metric.help.endswith(".")
+    assert bool(metric.buckets) == (metric.kind == "histogram")
+    if metric.kind == "histogram":
+        assert metric.name.endswith("_seconds")
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_exported_under_its_own_name(metric: Metric) -> None:
+    registry = CollectorRegistry()
+    collector = getattr(make, metric.kind)(metric, registry)
+    child = collector.labels(*["x"] * len(metric.labels)) if metric.labels else collector
+    child.observe(1) if metric.kind == "histogram" else child.inc()
+    text = make.exposition(registry).decode()
+    suffix = "_bucket" if metric.kind == "histogram" else ""
+    assert f"\n{metric.name}{suffix}" in text
+
+
+def test_buckets_rise_and_hold_the_usual_slo_edges() -> None:
+    assert all(low < high for low, high in pairwise(LATENCY_BUCKETS_S))
+    assert set(LATENCY_BUCKETS_S) >= {0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10}
