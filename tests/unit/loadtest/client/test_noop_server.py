@@ -24,7 +24,7 @@ TOKENS_PER_S = 200.0
 CEILING = """
 import json
 from dataclasses import asdict
-from loadtest.ceiling import measure_ceiling
+from loadtest.client.ceiling import measure_ceiling
 import psutil
 ceiling = measure_ceiling(streams=60, duration_s=0.3)
 print(json.dumps({**asdict(ceiling), "children": len(psutil.Process().children())}))
