@@ -123,7 +123,7 @@ async def test_the_log_has_a_line_per_request_if_it_is_wanted(
     caplog.set_level(logging.INFO, "serving")
     async with gateway_lab(logs_requests=logs_requests) as lab:
         await streamed(lab, **{"x-request-id": "mine"})
-    lines = [record.getMessage() for record in caplog.records if record.name == "serving.gateway.completion"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "serving.gateway.account"]
     assert len(lines) == logs_requests
     assert SECRET not in caplog.text
     for line in lines:

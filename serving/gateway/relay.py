@@ -1,0 +1,65 @@
+"""How an answer's bytes move: from the replica to the client, noted on the way."""
+
+from __future__ import annotations
+
+import time
+
+from serving.core.errors import Reason, UpstreamError
+from serving.core.request import Outcome
+from serving.core.sse import EventTooLargeError, parse_answer
+from serving.gateway.account import Ending
+from serving.gateway.client_response import ClientResponse
+from serving.gateway.errors import error_headers, refusal_reason
+from serving.gateway.stream import StreamNotes
+from serving.gateway.upstream import Upstream
+
+MAX_QUOTED_BYTES = 300
+
+
+async def relay(upstream: Upstream, client: ClientResponse, notes: StreamNotes) -> Ending:
+    """Pass a replica's answer on to its end; how it ended.
+
+    Raises:
+        UpstreamError: the replica broke, or answered with a fault of its own.
+        OSError: the client's connection broke.
+    """
+    if upstream.status < 400 and upstream.content_type.startswith("text/event-stream"):
+        await _pass_events(upstream, client, notes)
+        return Ending(Outcome.COMPLETED)
+    return await _pass_whole(upstream, client, notes)
+
+
+async def _pass_events(upstream: Upstream, client: ClientResponse, notes: StreamNotes) -> None:
+    async for chunk in upstream.chunks:
+        try:
+            data = notes.feed(chunk, time.monotonic())
+        except EventTooLargeError as error:
+            raise UpstreamError(Reason.UPSTREAM_BROKE, str(error)) from error
+        if data:
+            await client.begin(upstream.status, upstream.content_type)
+            await client.write(data)
+        if notes.error is not None:
+            raise UpstreamError(Reason.UPSTREAM_BROKE, f"the engine reported an error: {notes.error}")
+    if not notes.has_ended:
+        raise UpstreamError(Reason.UPSTREAM_BROKE, "the engine ended its stream before the last event")
+    await client.end()
+
+
+async def _pass_whole(upstream: Upstream, client: ClientResponse, notes: StreamNotes) -> Ending:
+    body = b"".join([chunk async for chunk in upstream.chunks])
+    if upstream.status >= 500:
+        quoted = body[:MAX_QUOTED_BYTES].decode(errors="replace")
+        raise UpstreamError(Reason.UPSTREAM_BROKE, f"the engine answered {upstream.status}: {quoted}")
+    ending, extra = Ending(Outcome.COMPLETED), {}
+    if upstream.status == 200:
+        said = parse_answer(body)
+        if said.error is not None:
+            message = f"the engine answered 200 with an error: {said.error}"
+            raise UpstreamError(Reason.UPSTREAM_BROKE, message)
+        notes.prompt_tokens, notes.output_tokens = said.prompt_tokens, said.output_tokens
+    if upstream.status >= 400:
+        reason = refusal_reason(body)
+        ending, extra = Ending(Outcome.REJECTED, reason), error_headers(reason)
+    await client.begin(upstream.status, upstream.content_type, extra)
+    await client.end(body)
+    return ending
