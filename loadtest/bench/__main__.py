@@ -17,6 +17,7 @@ import click
 
 from loadtest.bench import job
 from loadtest.bench.job import DEFAULT_URL, Job
+from loadtest.bench.stage import run_stages
 from loadtest.client import lab
 from loadtest.client.sse_client import ClientSettings
 from loadtest.offer.load import ClosedLoop
@@ -228,12 +229,13 @@ def _run(run: Job, with_ceiling: bool, as_json: bool) -> int:
         f"about {todo.estimated_s:.0f} s expected, at most {todo.max_s:.0f} s by the time boxes; seed {plan.seed}",
         err=True,
     )
-    outcome = job.execute(
-        run, lambda runner, _: runner.run_all(run.finished), with_ceiling=with_ceiling, as_json=as_json
-    )
-    if outcome.signal is not None:
+    with job.running(run, with_ceiling=with_ceiling) as going:
+        for measured in run_stages(going.bench, todo.stages):
+            going.keep(measured.stage)
+    end = job.report(run, going, as_json=as_json)
+    if end.signal is not None:
         click.echo(f"tandem bench --resume {run.directory} goes on with it", err=True)
-    return outcome.exit_code
+    return end.exit_code
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -13,14 +13,14 @@ import click
 import gevent
 
 from loadtest.analysis.summary import Summary
-from loadtest.bench.runner import MeasuredStage, Runner, Stop
+from loadtest.bench.workbench import Stop, Workbench, open_workbench
 from loadtest.client import lab
 from loadtest.client.ceiling import measure_ceiling
 from loadtest.client.health import ClientCeiling
 from loadtest.client.record import torn_line
 from loadtest.judge.capacity import SearchSettings
 from loadtest.offer.load import ClosedLoop
-from loadtest.offer.prompt_tokens import token_counter, tokenizer_of
+from loadtest.offer.prompt_tokens import TokenCounter, token_counter, tokenizer_of
 from loadtest.report.build import EXIT_INVALID, build, show
 from loadtest.run import resume
 from loadtest.run.directory import (
@@ -36,7 +36,7 @@ from loadtest.run.plan import Plan
 from serving import machine, run_directory
 from serving.core.errors import ConfigError
 from serving.core.lane import Strategy
-from serving.progress import progress
+from serving.progress import Say, progress
 from serving.roofline import Roofline, kept_ceilings, roofline_of
 
 EXIT_UNREACHABLE = 3
@@ -69,7 +69,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunEnd:
     """How a run ended; `signal` is that of a run stopped by hand."""
 
     summary: Summary
@@ -179,20 +179,78 @@ def _leave(message: str) -> NoReturn:
     sys.exit(EXIT_UNREACHABLE)
 
 
-Measure = Callable[[Runner, RunInfo], Iterator[MeasuredStage]]
+class RunningJob:
+    """A run that is on: its workbench, and what has been kept of it. `running` makes one."""
+
+    def __init__(self, job: Job, info: RunInfo, bench: Workbench) -> None:
+        self.info = info
+        self.bench = bench
+        self._job = job
+        self._began_at_s = bench.clock()
+        self._stages = list(job.stages)
+
+    def keep(self, stage: StageRun) -> None:
+        """A stage ended: write it down at once.
+
+        Raises:
+            RunWriteError: it cannot be written.
+        """
+        self._stages.append(stage)
+        self.save(RunStatus.RUNNING)
+
+    def save(self, status: RunStatus) -> None:
+        """Write `run.json` as things stand."""
+        spent_s = self._job.info.duration_s + self.bench.clock() - self._began_at_s
+        info = replace(self.info, duration_s=spent_s, status=status)
+        write_run(RunFile(info, tuple(self._stages)), self._job.directory)
+
+    @property
+    def status(self) -> RunStatus:
+        """How it would have ended now. A sweep has no planned stages: it is complete when it was not stopped."""
+        if self.bench.stop.is_set:
+            return RunStatus.INTERRUPTED
+        counted = {stage.plan.key: stage.locust_requests for stage in self._stages}
+        is_complete = all(counted.get(stage.key) == stage.requests for stage in self._job.plan.stages)
+        return RunStatus.COMPLETE if is_complete else RunStatus.INCOMPLETE
 
 
-def execute(job: Job, measure: Measure, *, with_ceiling: bool, as_json: bool) -> Outcome:
-    """Run the stages that `measure` yields, keep each as soon as it ended, and write and show the report.
+@contextmanager
+def running(job: Job, *, with_ceiling: bool) -> Iterator[RunningJob]:
+    """The run is on during the block, which keeps each stage as soon as it ended; SIGINT and SIGTERM stop it.
 
     Where something cannot be written, the program ends with a line and exit code 1; what had been kept stays.
     """
+    stop = Stop()
     try:
-        status, signal_number = _measure(job, measure, with_ceiling)
+        with progress() as say:
+            counter, info = _prepare(job, with_ceiling, say)
+            with (
+                _told_of_signals(stop),
+                open_workbench(
+                    job.plan,
+                    info,
+                    job.directory,
+                    counter=counter,
+                    say=say,
+                    stop=stop,
+                    offset_s=job.offset_s,
+                ) as bench,
+            ):
+                run = RunningJob(job, info, bench)
+                run.save(RunStatus.RUNNING)
+                yield run
+                run.save(run.status)
     except RunWriteError as error:
         raise click.ClickException(
             f"{error}\nStages that had ended are kept. Make room; --resume {job.directory} goes on with the run."
         ) from None
+
+
+def report(job: Job, run: RunningJob, *, as_json: bool) -> RunEnd:
+    """Write the report of a run that is over, and show it.
+
+    Where it cannot be written, the program ends with a line and exit code 1.
+    """
     try:
         with progress() as say:
             say("writing the report")
@@ -202,56 +260,26 @@ def execute(job: Job, measure: Measure, *, with_ceiling: bool, as_json: bool) ->
             f"{error}\nAll that was measured is kept. Make room; tandem report {job.directory} writes the report."
         ) from None
     show(summary, job.directory, as_json)
-    return Outcome(summary, status, signal_number)
+    return RunEnd(summary, run.status, run.bench.stop.signal)
 
 
-def _measure(job: Job, measure: Measure, with_ceiling: bool) -> tuple[RunStatus, int | None]:
-    """Run the stages; how the run ended, and the signal that stopped it."""
+def _prepare(job: Job, with_ceiling: bool, say: Say) -> tuple[TokenCounter, RunInfo]:
+    """How tokens of prompts are counted, and what is known of the run just before its first stage."""
     plan = job.plan
-    stop = Stop()
-    with progress() as say:
-        # The plan's tokenizer, else that of the served model where it lies on this machine, else an estimate.
-        counter = token_counter(
-            Path(plan.tokenizer) if plan.tokenizer is not None else tokenizer_of(job.info.model["path"])
-        )
-        info = replace(job.info, token_counter=counter.name)
-        if with_ceiling and info.ceiling is None:
-            say("measuring what this client can do")
-            try:
-                info = replace(info, ceiling=_measure_ceiling(plan))
-            except RuntimeError as error:
-                raise click.ClickException(f"the client's ceiling was not measured: {error}") from None
-        if info.parts == 1:
-            info = replace(info, started_at=datetime.now(UTC).isoformat(timespec="milliseconds"))
-        stages = list(job.stages)
-        with _told_of_signals(stop):
-            requests_path = job.directory / REQUESTS_FILE
-            with Runner(
-                plan,
-                info.id,
-                requests_path,
-                say,
-                stop,
-                counter=counter,
-                part=info.parts,
-                offset_s=job.offset_s,
-            ) as runner:
-                began_at_s = runner.clock()
-
-                def save(status: RunStatus) -> None:
-                    spent_s = job.info.duration_s + runner.clock() - began_at_s
-                    write_run(
-                        RunFile(replace(info, duration_s=spent_s, status=status), tuple(stages)),
-                        job.directory,
-                    )
-
-                save(RunStatus.RUNNING)
-                for measured in measure(runner, info):
-                    stages.append(measured.run)
-                    save(RunStatus.RUNNING)
-                status = _status(stop, plan, stages)
-                save(status)
-    return status, stop.signal
+    # The plan's tokenizer, else that of the served model where it lies on this machine, else an estimate.
+    counter = token_counter(
+        Path(plan.tokenizer) if plan.tokenizer is not None else tokenizer_of(job.info.model["path"])
+    )
+    info = replace(job.info, token_counter=counter.name)
+    if with_ceiling and info.ceiling is None:
+        say("measuring what this client can do")
+        try:
+            info = replace(info, ceiling=_measure_ceiling(plan))
+        except RuntimeError as error:
+            raise click.ClickException(f"the client's ceiling was not measured: {error}") from None
+    if info.parts == 1:
+        info = replace(info, started_at=datetime.now(UTC).isoformat(timespec="milliseconds"))
+    return counter, info
 
 
 @contextmanager
@@ -273,12 +301,3 @@ def _measure_ceiling(plan: Plan) -> ClientCeiling:
     """What this client can do at the run's own width, where that is known: users of its widest closed loop."""
     users = [stage.load.users for stage in plan.stages if isinstance(stage.load, ClosedLoop)]
     return measure_ceiling(streams=max(users, default=CEILING_STREAMS), duration_s=CEILING_S)
-
-
-def _status(stop: Stop, plan: Plan, stages: list[StageRun]) -> RunStatus:
-    """A sweep has no planned stages: it is complete when it was not stopped."""
-    if stop.is_set:
-        return RunStatus.INTERRUPTED
-    counted = {stage.plan.key: stage.locust_requests for stage in stages}
-    is_complete = all(counted.get(stage.key) == stage.requests for stage in plan.stages)
-    return RunStatus.COMPLETE if is_complete else RunStatus.INCOMPLETE

@@ -15,7 +15,7 @@ from loadtest.client import lab
 from loadtest.client.step_recording import RecordingError, StepRecording, recording
 from loadtest.run.directory import TRACES_DIR, StageTrace
 from loadtest.run.plan import TRACE_MARGIN_S, StagePlan
-from loadtest.run.stage import slug
+from loadtest.run.sender import slug
 from serving import __version__
 from serving.core.http_get import GetError, get
 from serving.tracing.chrome_trace import write_chrome_trace

@@ -18,10 +18,10 @@ from typing import Any, get_args
 import click
 from click.core import ParameterSource
 
-from loadtest.analysis.stage_summary import make_repeat
+from loadtest.analysis.stage_summary import Repeat, make_repeat
 from loadtest.bench import job
-from loadtest.bench.job import Job
-from loadtest.bench.runner import MeasuredStage, Runner
+from loadtest.bench.job import Job, RunningJob
+from loadtest.bench.stage import StagePlace, run_stage
 from loadtest.client import lab
 from loadtest.client.record import ClientReason, RequestRecord, read_records
 from loadtest.client.sse_client import ClientSettings
@@ -30,7 +30,7 @@ from loadtest.offer.load import Process
 from loadtest.offer.workload import load_workload
 from loadtest.report.build import EXIT_INVALID
 from loadtest.run import resume
-from loadtest.run.directory import PLAN_FILE, REQUESTS_FILE, RunInfo, read_run
+from loadtest.run.directory import PLAN_FILE, REQUESTS_FILE, read_run
 from loadtest.run.experiment import MAX_SEED, choose_lanes, split_names
 from loadtest.run.plan import MAX_OUTPUT_TOKENS, Plan, write_plan
 from loadtest.sweep.settings import SweepSettings, read_settings, write_settings
@@ -133,19 +133,17 @@ def main(
         f"{length.most_s:g} s each; at most {max_minutes:g} min (--max-minutes); seed {settings.seed}",
         err=True,
     )
-    outcome = job.execute(
-        run,
-        lambda runner, info: _search(runner, info, sweep, 60 * max_minutes, len(run.stages)),
-        with_ceiling=True,
-        as_json=as_json,
-    )
-    if outcome.signal is not None:
+    with job.running(run, with_ceiling=True) as going:
+        for measured in probes(going, sweep, 60 * max_minutes, len(run.stages)):
+            going.keep(measured.stage)
+    end = job.report(run, going, as_json=as_json)
+    if end.signal is not None:
         click.echo(f"tandem sweep --resume {run.directory} goes on with it", err=True)
-        sys.exit(outcome.exit_code)
-    if not outcome.summary.is_valid:
+        sys.exit(end.exit_code)
+    if not end.summary.is_valid:
         sys.exit(EXIT_INVALID)
-    found = {capacity.lane: capacity.rate_per_s for capacity in outcome.summary.capacities}
-    sys.exit(int(any(found.get(lane) is None for lane in settings.lanes)))
+    rates = {capacity.lane: capacity.rate_per_s for capacity in end.summary.capacities}
+    sys.exit(int(any(rates.get(lane) is None for lane in settings.lanes)))
 
 
 def _fresh(
@@ -250,27 +248,26 @@ def _choose(lanes: str | None, description: Mapping[str, Any]) -> tuple[str, ...
     return tuple(dict.fromkeys(name for name, _ in choose_lanes(names, description, "--lanes")))
 
 
-def _search(
-    runner: Runner, info: RunInfo, sweep: CapacitySweep, max_s: float, num_probes: int
-) -> Iterator[MeasuredStage]:
+def probes(run: RunningJob, sweep: CapacitySweep, max_s: float, num_probes: int) -> Iterator[Repeat]:
     """The probes still missing, for `max_s` at most; `num_probes` have run already."""
-    sweep.ceiling = info.ceiling
-    ends_at_s = runner.clock() + max_s
+    sweep.ceiling = run.info.ceiling
+    clock = run.bench.clock
+    ends_at_s = clock() + max_s
+
+    def time_left(_: float) -> str:
+        return f"at most {max(0.0, ends_at_s - clock()):.0f} s left"
+
     while (stage := sweep.next_stage()) is not None:
-        if runner.clock() + stage.estimated_s > ends_at_s:
+        if clock() + stage.estimated_s > ends_at_s:
             return
         num_probes += 1
-        measured = runner.run_stage(
-            stage,
-            f"probe {num_probes}",
-            lambda _: f"at most {max(0.0, ends_at_s - runner.clock()):.0f} s left",
-        )
+        measured = run_stage(run.bench, stage, StagePlace(f"probe {num_probes}", time_left))
         if measured is None:
             return
         yield measured
-        if measured.run.stop_reason == ClientReason.INTERRUPTED:
+        if measured.stage.stop_reason == ClientReason.INTERRUPTED:
             return
-        sweep.record(make_repeat(measured.run, measured.records))
+        sweep.record(measured)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from loadtest.judge.slo import parse_slo
 from loadtest.offer.load import ClosedLoop
 from loadtest.run.experiment import check, split_names
 from loadtest.run.plan import StagePlan
-from loadtest.run.stage import slug
+from loadtest.run.sender import slug
 from loadtest.sweep.stages import CapacitySweep, ProbeLength
 from tests.unit.loadtest.runs import record, stage_run
 

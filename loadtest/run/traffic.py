@@ -1,133 +1,27 @@
-"""One stage while it runs: sends its requests when they are due, collects what came of them, stops in time."""
+"""A stage's traffic: sends its requests when they are due, collects what came of them, stops in time."""
 
 from __future__ import annotations
 
 import itertools
-import re
-import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, cast
 
 from gevent.event import Event
 
-from loadtest.client.record import ClientReason, RequestLabel, RequestRecord
-from loadtest.client.sse_client import ClientSettings, StreamingClient
+from loadtest.client.record import ClientReason, RequestRecord
+from loadtest.client.sse_client import StreamingClient
 from loadtest.judge.slo import Slo, can_still_hold
 from loadtest.offer.load import Arrival, ClosedLoop
-from loadtest.offer.prompt_tokens import BYTE_ESTIMATE, TokenCounter
-from loadtest.offer.workload import Workload, load_workload
 from loadtest.run.dispatch import Connections, keep_schedule
 from loadtest.run.load_progress import Place
-from loadtest.run.plan import Plan, StagePlan, arrivals_of
-from serving.core.client_key import client_key
-
-Clock = Callable[[], float]
+from loadtest.run.plan import StagePlan, arrivals_of
+from loadtest.run.sender import Sender
 
 MAX_IN_FLIGHT = 4096  # of an open loop: each is a connection, and a server this far behind is lost
 MIN_REQUESTS_TO_JUDGE = 20
 HOPELESS_ERROR_RATE = 0.5
 
 
-MAX_SLUG = 60
-
-
-def slug(key: str) -> str:
-    """A stage's key as part of an id: ASCII, of bounded length, still its own."""
-    slug = re.sub(r"[^A-Za-z0-9.]+", "-", key)
-    return (
-        slug
-        if len(slug) <= MAX_SLUG and key.isascii()
-        else f"{slug[:MAX_SLUG]}-{zlib.crc32(key.encode()):08x}"
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Sender:
-    """Builds the requests of a run and sends them.
-
-    Attributes:
-        id_prefix: what the ids of its requests begin with; they show up in the gateway's log.
-        salt: what must not find its prompts in a cache is given another.
-        clock: seconds since the run started.
-        counter: counts the tokens of a prompt whose size is given.
-    """
-
-    plan: Plan
-    id_prefix: str
-    salt: str
-    clock: Clock
-    counter: TokenCounter = BYTE_ESTIMATE
-
-    def connect(self) -> StreamingClient:
-        """A client that opens its connection with its first request."""
-        plan = self.plan
-        settings = ClientSettings(plan.base_url, plan.connect_timeout_s, plan.idle_timeout_s, client_key())
-        return StreamingClient(settings, self.clock)
-
-    def workload(self, stage: StagePlan) -> Workload:
-        """The stage's workload in the sizes of this run."""
-        return load_workload(
-            stage.workload,
-            prompt_tokens=self.plan.prompt_tokens,
-            output_tokens=self.plan.output_tokens,
-            counter=cast(
-                "Any", self.counter
-            ),  # is hashable, which the cache wants and the protocol does not say
-        )
-
-    def warm_up(self, client: StreamingClient, stage: StagePlan) -> RequestRecord:
-        """One request before a lane's first stage, with a prompt that no stage has: none is in a cache then."""
-        number = max(each.prompts_end for each in (*self.plan.stages, stage))
-        label = RequestLabel(
-            f"{self.id_prefix}-{stage.lane}-warmup",
-            stage.lane,
-            stage.workload,
-            "warmup",
-            number,
-            is_warmup=True,
-        )
-        return self._send(client, stage, label, self.clock(), None)
-
-    def send(
-        self,
-        client: StreamingClient,
-        stage: StagePlan,
-        offset: int,
-        scheduled_at_s: float,
-        arrival: Arrival | None = None,
-    ) -> RequestRecord:
-        """The stage's request number `offset`, counted from 0 with its warm-up."""
-        number = stage.first_prompt + offset
-        label = RequestLabel(
-            request_id=f"{self.id_prefix}-{slug(stage.key)}-{number}",
-            lane=stage.lane,
-            workload=stage.workload,
-            stage=stage.key,
-            number=number,
-            is_warmup=offset < stage.warmup_requests,
-        )
-        return self._send(client, stage, label, scheduled_at_s, arrival)
-
-    def _send(
-        self,
-        client: StreamingClient,
-        stage: StagePlan,
-        label: RequestLabel,
-        scheduled_at_s: float,
-        arrival: Arrival | None,
-    ) -> RequestRecord:
-        body = self.workload(stage).body(
-            model=f"{self.plan.model}:{stage.lane}",
-            seed=self.plan.seed,
-            number=label.number,
-            arrival=arrival,
-            salt=self.salt,
-        )
-        return client.send(label, body, scheduled_at_s)
-
-
-class Stage:
+class Traffic:
     """What closed and open loops share: counts, records, and how a stage ends.
 
     Attributes:
@@ -230,7 +124,7 @@ class Stage:
             self.stop(ClientReason.STAGE_HOPELESS, detail)
 
 
-class ClosedStage(Stage):
+class ClosedTraffic(Traffic):
     """Users that each send, read the answer to its end, think, and send again."""
 
     def __init__(self, sender: Sender, plan: StagePlan, on_record: Callable[[RequestRecord], None]) -> None:
@@ -264,7 +158,7 @@ class ClosedStage(Stage):
                 self.done.set()
 
 
-class OpenStage(Stage):
+class OpenTraffic(Traffic):
     """Requests sent at their instants, however many are unanswered.
 
     Each has a greenlet and a connection of its own.
@@ -315,7 +209,7 @@ class OpenStage(Stage):
             self._connections.give_back(client)
 
 
-class WarmUp(Stage):
+class WarmUp(Traffic):
     """One request before a lane's first stage, so that the stage does not pay for a cold engine."""
 
     def run_user(self) -> None:
@@ -329,17 +223,17 @@ class WarmUp(Stage):
             self.done.set()
 
 
-def make_stage(
+def make_traffic(
     sender: Sender,
     plan: StagePlan,
     on_record: Callable[[RequestRecord], None],
     max_in_flight: int = MAX_IN_FLIGHT,
-) -> Stage:
-    """The stage of a plan.
+) -> Traffic:
+    """The traffic of a stage.
 
     Raises:
         ValueError: the plan asks for more requests than its schedule holds.
     """
     if isinstance(plan.load, ClosedLoop):
-        return ClosedStage(sender, plan, on_record)
-    return OpenStage(sender, plan, on_record, max_in_flight)
+        return ClosedTraffic(sender, plan, on_record)
+    return OpenTraffic(sender, plan, on_record, max_in_flight)

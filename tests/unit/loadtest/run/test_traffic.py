@@ -12,9 +12,10 @@ from gevent.event import Event
 from loadtest.client.record import ClientReason, RequestLabel, RequestRecord
 from loadtest.judge.slo import parse_slo
 from loadtest.offer.load import Arrival, ClosedLoop, constant_rate
-from loadtest.run import stage as stage_module
+from loadtest.run import traffic as traffic_module
 from loadtest.run.plan import Plan, StagePlan
-from loadtest.run.stage import ClosedStage, OpenStage, Sender, Stage
+from loadtest.run.sender import Sender
+from loadtest.run.traffic import ClosedTraffic, OpenTraffic, Traffic
 from serving.core.request import Outcome
 
 
@@ -63,12 +64,12 @@ class Bench:
 
     def open(
         self, requests: int, max_in_flight: int = 9, first_prompt: int = 0, warmup_requests: int = 0
-    ) -> OpenStage:
+    ) -> OpenTraffic:
         load = constant_rate(1, 60)
         stage = StagePlan("batched", "copy", load, requests, first_prompt, warmup_requests=warmup_requests)
-        return OpenStage(self.sender, stage, self.kept.append, max_in_flight)
+        return OpenTraffic(self.sender, stage, self.kept.append, max_in_flight)
 
-    def start(self, stage: Stage) -> list[gevent.Greenlet]:
+    def start(self, stage: Traffic) -> list[gevent.Greenlet]:
         """Run it until nothing more can happen without an answer."""
         users = [gevent.spawn(stage.run_user) for _ in range(stage.num_users)]
         for _ in range(50):
@@ -81,7 +82,7 @@ def _due_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def arrivals_of(plan: StagePlan, seed: int) -> tuple[Arrival, ...]:
         return tuple(Arrival(0.0, 20 + n, 30 + n) for n in range(plan.warmup_requests + plan.requests))
 
-    monkeypatch.setattr(stage_module, "arrivals_of", arrivals_of)
+    monkeypatch.setattr(traffic_module, "arrivals_of", arrivals_of)
 
 
 @pytest.fixture
@@ -177,7 +178,7 @@ def test_unfinished_requests_lose_an_objective_by_their_age(bench: Bench) -> Non
 
 
 def test_users_share_the_prompts_and_keep_their_connections(bench: Bench) -> None:
-    stage = ClosedStage(bench.sender, StagePlan("batched", "copy", ClosedLoop(2), 5), bench.kept.append)
+    stage = ClosedTraffic(bench.sender, StagePlan("batched", "copy", ClosedLoop(2), 5), bench.kept.append)
     users = bench.start(stage)
     bench.switch.set()
     gevent.joinall(users, raise_error=True)
@@ -189,7 +190,7 @@ def test_users_share_the_prompts_and_keep_their_connections(bench: Bench) -> Non
 def test_a_user_that_thinks_is_woken_by_the_end_of_the_stage(bench: Bench) -> None:
     bench.switch.set()
     plan = StagePlan("batched", "copy", ClosedLoop(1, think_time_s=3600), 5)
-    stage = ClosedStage(bench.sender, plan, bench.kept.append)
+    stage = ClosedTraffic(bench.sender, plan, bench.kept.append)
     users = bench.start(stage)
     assert (stage.num_finished, stage.done.is_set()) == (1, False)
     stage.stop(ClientReason.INTERRUPTED)
@@ -200,7 +201,7 @@ def test_a_user_that_thinks_is_woken_by_the_end_of_the_stage(bench: Bench) -> No
 def test_lanes_are_asked_the_same_and_salted_by_the_run(bench: Bench) -> None:
     bench.switch.set()
     for lane in ("batched", "speculative"):
-        stage = ClosedStage(bench.sender, StagePlan(lane, "copy", ClosedLoop(1), 3), bench.kept.append)
+        stage = ClosedTraffic(bench.sender, StagePlan(lane, "copy", ClosedLoop(1), 3), bench.kept.append)
         gevent.joinall(bench.start(stage), raise_error=True)
     ours, theirs = (client.bodies for client in bench.clients)
     assert [body["model"] for body in (ours[0], theirs[0])] == ["m:batched", "m:speculative"]
