@@ -49,8 +49,9 @@ report: install ## Write the report of a run again; ARGS="runs/<time>-<name>"
 bench-client: install ## How many streams the load client holds on this machine; ARGS="--streams 500"
 	@$(BIN)/python -m loadtest.client.ceiling $(ARGS)
 
-dashboards: install ## Write the dashboards' JSON again and test Prometheus' rules
+dashboards: install ## Write the dashboards' JSON and the table of metrics again, and test Prometheus' rules
 	$(BIN)/python -m dashboards.build
+	$(BIN)/python -m serving.metrics.table
 	@deploy/test_tools.sh
 	PATH="$(TOOLS):$$PATH" promtool test rules dashboards/prometheus/tests/*.yml
 

@@ -11,6 +11,7 @@ from serving import config
 from serving.cli.commands import tandem
 from serving.core.errors import ERROR_SHAPES, Reason
 from serving.metrics.names import METRICS
+from serving.metrics.table import with_table
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -18,6 +19,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+METRIC_COLUMNS = ("name", "type", "unit", "labels", "exporter", "help")
 # A unit by the end of the name, as Prometheus wants it; other metrics count things named in the table.
 UNIT_BY_SUFFIX = {
     "_seconds": "s",
@@ -69,24 +71,19 @@ def make_verbs() -> set[str]:
 
 
 def test_metrics_table_is_the_list_in_the_code() -> None:
-    rows = table(prose(ROOT / "docs/metrics.md"), "name", "type", "unit", "labels", "exporter", "help")
-    documented = [
-        (
-            row["name"],
-            row["type"],
-            () if row["labels"] == "-" else tuple(re.findall(r"[a-z_]+", row["labels"])),
-            row["exporter"],
-            row["help"],
-        )
-        for row in rows
-    ]
-    assert documented == [
-        (metric.name, metric.kind, metric.labels, metric.exporter, metric.help) for metric in METRICS
-    ]
+    text = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+    assert with_table(text) == text, "`make dashboards` writes it again"
+    names = [row["name"] for row in table(prose(ROOT / "docs/metrics.md"), *METRIC_COLUMNS)]
+    assert names == [metric.name for metric in METRICS]
+
+
+def test_a_document_without_the_table_is_refused() -> None:
+    with pytest.raises(ValueError, match="no table with the heading"):
+        with_table("# Metrics\n")
 
 
 def test_metrics_table_gives_the_unit_that_the_name_ends_in() -> None:
-    for row in table(prose(ROOT / "docs/metrics.md"), "name", "type", "unit", "labels", "exporter", "help"):
+    for row in table(prose(ROOT / "docs/metrics.md"), *METRIC_COLUMNS):
         by_name = [unit for suffix, unit in UNIT_BY_SUFFIX.items() if row["name"].endswith(suffix)]
         assert row["unit"], row["name"]
         if by_name or row["unit"] in UNIT_BY_SUFFIX.values():
