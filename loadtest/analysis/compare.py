@@ -14,9 +14,8 @@ from loadtest.analysis.run_summary import summarize
 from loadtest.analysis.summary import Percentiles, StageSummary, Summary
 from loadtest.client.record import RequestRecord, read_records
 from loadtest.judge.capacity import Capacity
-from loadtest.judge.estimate import Estimate
+from loadtest.judge.estimate import Estimate, is_settled, ratio_of_estimates
 from loadtest.judge.intervals import percentile_ratio
-from loadtest.judge.ratio import is_settled, ratio_of_estimates
 from loadtest.offer.load import OpenLoop
 from loadtest.run.directory import REQUESTS_FILE, read_run
 from serving.core.latency import e2e_latency_s, tpot_s, ttft_s
