@@ -22,8 +22,7 @@ from loadtest.client.record import ClientReason, RequestRecord, to_row
 from loadtest.judge.slo import parse_slo
 from loadtest.offer.prompt_tokens import BYTE_ESTIMATE, TokenCounter
 from loadtest.run.directory import StageRun, writing
-from loadtest.run.exporter import LoadExporter, ended_request
-from loadtest.run.load_progress import ProgressCounter
+from loadtest.run.exporter import LoadExporter, ProgressCounter, ended_request
 from loadtest.run.locust_stats import report_to_locust
 from loadtest.run.plan import Plan, StagePlan, time_left_s
 from loadtest.run.stage import MAX_IN_FLIGHT, Sender, Stage, WarmUp, make_stage

@@ -18,7 +18,7 @@ from loadtest.offer.load import Arrival, ClosedLoop
 from loadtest.offer.prompt_tokens import BYTE_ESTIMATE, TokenCounter
 from loadtest.offer.workload import Workload, load_workload
 from loadtest.run.dispatch import Connections, keep_schedule
-from loadtest.run.load_progress import Place
+from loadtest.run.exporter import Place
 from loadtest.run.plan import Plan, StagePlan, arrivals_of
 from serving.core.client_key import client_key
 
