@@ -24,7 +24,8 @@ from loadtest.offer.prompt_tokens import BYTE_ESTIMATE, TokenCounter
 from loadtest.run.directory import StageRun, writing
 from loadtest.run.exporter import LoadExporter, ProgressCounter, ended_request
 from loadtest.run.locust_stats import report_to_locust
-from loadtest.run.plan import Plan, StagePlan, time_left_s
+from loadtest.run.plan import Plan, StagePlan
+from loadtest.run.planning import time_left_s
 from loadtest.run.stage import MAX_IN_FLIGHT, Sender, Stage, WarmUp, make_stage
 from loadtest.run.stage_trace import TracedStage, tracing
 from serving.progress import Say
