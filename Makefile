@@ -47,7 +47,7 @@ report: install ## Write the report of a run again; ARGS="runs/<time>-<name>"
 	@$(BIN)/tandem report $(ARGS)
 
 bench-client: install ## How many streams the load client holds on this machine; ARGS="--streams 500"
-	@$(BIN)/python -m loadtest.client.ceiling $(ARGS)
+	@$(BIN)/python -m loadtest.proof.hold_streams $(ARGS)
 
 dashboards: install ## Write the dashboards' JSON and the table of metrics again, and test Prometheus' rules
 	$(BIN)/python -m dashboards.build

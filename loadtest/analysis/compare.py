@@ -14,10 +14,10 @@ from loadtest.analysis.run_summary import summarize
 from loadtest.analysis.summary import Percentiles, StageSummary, Summary
 from loadtest.client.record import RequestRecord, read_records
 from loadtest.judge.capacity import Capacity
-from loadtest.judge.estimate import Estimate
+from loadtest.judge.estimate import Estimate, is_settled, ratio_of_estimates
 from loadtest.judge.intervals import percentile_ratio
-from loadtest.judge.ratio import is_settled, ratio_of_estimates
 from loadtest.offer.load import OpenLoop
+from loadtest.run.differences import Difference, find_differences
 from loadtest.run.directory import REQUESTS_FILE, read_run
 from serving.core.latency import e2e_latency_s, tpot_s, ttft_s
 
@@ -69,15 +69,6 @@ class Pair:
     @property
     def lanes(self) -> str:
         return self.lane_a if self.lane_a == self.lane_b else f"{self.lane_b} / {self.lane_a}"
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """A circumstance that was not the same."""
-
-    name: str
-    a: str
-    b: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,14 +349,11 @@ def _capacity_ratio(a: Capacity, b: Capacity, is_same_slo: bool) -> Ratio:
 
 
 def _differences(a: Summary, b: Summary, lanes: Sequence[tuple[str, str]]) -> Iterator[Difference]:
-    of_a, of_b = (dict(_flatten(_circumstances(summary))) for summary in (a, b))
+    of_a, of_b = _circumstances(a), _circumstances(b)
     for lane, partner in lanes:
         name = f"lane {lane}" if lane == partner else f"lane {lane} / {partner}"
-        of_a |= dict(_flatten({name: _lane(a, lane)}))
-        of_b |= dict(_flatten({name: _lane(b, partner)}))
-    for key in dict.fromkeys([*of_a, *of_b]):
-        if of_a.get(key) != of_b.get(key):
-            yield Difference(key, str(of_a.get(key, "not told")), str(of_b.get(key, "not told")))
+        of_a[name], of_b[name] = _lane(a, lane), _lane(b, partner)
+    return find_differences(of_a, of_b, absent="not told")
 
 
 def _circumstances(summary: Summary) -> dict[str, Any]:
@@ -393,14 +381,6 @@ def _lane(summary: Summary, name: str) -> dict[str, Any]:
     lanes = summary.run.config.get("lanes", [])
     found: dict[str, Any] = next((lane for lane in lanes if lane.get("name") == name), {})
     return {key: value for key, value in found.items() if key != "name"}
-
-
-def _flatten(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, each in value.items():
-        if isinstance(each, Mapping):
-            yield from _flatten(each, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", each
 
 
 def _warnings(

@@ -251,12 +251,3 @@ _ADAPTER = TypeAdapter(Summary)
 
 def summary_json(summary: Summary) -> str:
     return _ADAPTER.dump_json(summary, indent=1).decode() + "\n"
-
-
-def read_summary(text: str | bytes) -> Summary:
-    """Read what `summary_json` wrote.
-
-    Raises:
-        ValueError: it is not a summary; the text says which field.
-    """
-    return _ADAPTER.validate_json(text)

@@ -14,7 +14,8 @@ from loadtest.client.health import ClientHealth, HealthMonitor
 from loadtest.client.lab import Scrape
 from loadtest.client.record import ClientReason, RequestRecord
 from loadtest.run.directory import StageRun
-from loadtest.run.plan import StagePlan, time_left_s
+from loadtest.run.plan import StagePlan
+from loadtest.run.planning import time_left_s
 from loadtest.run.stage_trace import TracedStage, tracing
 from loadtest.run.traffic import Traffic, WarmUp, make_traffic
 

@@ -14,8 +14,7 @@ from loadtest.client.record import ClientReason, RequestRecord
 from loadtest.judge.slo import Slo, parse_slo
 from loadtest.offer.prompt_tokens import TokenCounter
 from loadtest.run.directory import REQUESTS_FILE, RunInfo
-from loadtest.run.exporter import LoadExporter, ended_request
-from loadtest.run.load_progress import ProgressCounter
+from loadtest.run.exporter import LoadExporter, ProgressCounter, ended_request
 from loadtest.run.plan import Plan
 from loadtest.run.record_file import RecordFile, open_records
 from loadtest.run.sender import Clock, Sender

@@ -10,8 +10,7 @@ from collections import Counter as Counts
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from loadtest.run.exporter import EndedRequest, LoadExporter
-from loadtest.run.load_progress import Place, Progress
+from loadtest.run.exporter import EndedRequest, LoadExporter, Place, Progress
 
 logger = logging.getLogger(__name__)
 

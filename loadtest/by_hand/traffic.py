@@ -23,8 +23,7 @@ from loadtest.offer.load import Arrival, ClosedLoop, OpenLoop, TraceReplay
 from loadtest.offer.request_body import Dialect
 from loadtest.offer.workload import load_workload
 from loadtest.run.dispatch import Connections, keep_schedule
-from loadtest.run.exporter import EndedRequest, ended_request
-from loadtest.run.load_progress import Place, ProgressCounter
+from loadtest.run.exporter import EndedRequest, Place, ProgressCounter, ended_request
 from loadtest.run.locust_stats import report_to_locust
 from serving.core.client_key import client_key
 from serving.core.lane import ANY_LANE

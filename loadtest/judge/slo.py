@@ -188,22 +188,19 @@ def can_still_hold(
     slo: Slo,
     finished: Iterable[RequestRecord],
     planned: int,
-    waiting_ages_s: Iterable[float] = (),
     running_ages_s: Iterable[float] = (),
 ) -> bool:
     """Whether a stage can hold its objective if everything yet undecided turns out well.
 
     Args:
         planned: requests of the whole stage.
-        waiting_ages_s: time since its due instant of each request without a first token.
-        running_ages_s: the same for each that has one.
+        running_ages_s: time since its due instant of each unfinished request; it counts against E2E limits only.
     """
     misses = [slo.misses(record) for record in finished]
-    for ages_s, metrics in ((waiting_ages_s, ("ttft", "e2e")), (running_ages_s, ("e2e",))):
-        for age_s in ages_s:
-            misses.append(
-                tuple(each.text for each in slo.limits if each.metric in metrics and age_s >= each.limit_s)
-            )
+    for age_s in running_ages_s:
+        misses.append(
+            tuple(each.text for each in slo.limits if each.metric == "e2e" and age_s >= each.limit_s)
+        )
     broken = Counter(miss for each in misses for miss in each)
     num_lost = sum(not slo.is_met_by(each) for each in misses)
     return slo.holds(planned - num_lost, broken, planned)

@@ -21,7 +21,6 @@ from loadtest.report.findings import findings, invalidity, warnings
 from loadtest.report.step_charts import NO_PICTURES, StepPictures, draw_steps
 from loadtest.report.tables import agreement_table, print_tables, tables, wide_console
 from loadtest.run.directory import (
-    BENCH_FILE,
     FIGURES_DIR,
     REPORT_FILE,
     SUMMARY_FILE,
@@ -34,15 +33,14 @@ EXIT_INVALID = 5  # all is written, but some of the figures may not be used
 
 
 def build(directory: Path) -> Summary:
-    """Write summary.json, bench.json, the figures and report.html of a run.
+    """Write summary.json, the figures and report.html of a run.
 
     Raises:
         ValueError: a file of the run is missing or damaged; the text names it.
         RunWriteError: a file of the report cannot be written.
     """
     summary = summarize_dir(directory)
-    for name in (SUMMARY_FILE, BENCH_FILE):
-        replace_file(directory / name, summary_json(summary).encode())
+    replace_file(directory / SUMMARY_FILE, summary_json(summary).encode())
     steps = draw_steps(read_run(directory), directory)
     figures = draw_all(summary) + steps.figures
     with writing(directory / FIGURES_DIR):

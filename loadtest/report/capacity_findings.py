@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from loadtest.analysis.summary import Summary
 from loadtest.judge.capacity import Capacity
-from loadtest.judge.estimate import Estimate
-from loadtest.judge.ratio import is_settled, ratio_of_estimates
+from loadtest.judge.estimate import Estimate, is_settled, ratio_of_estimates
 from loadtest.judge.wording import count, estimate, number, rate, share
 from serving.core.lane import Strategy
 

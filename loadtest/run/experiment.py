@@ -14,7 +14,8 @@ from loadtest.judge.slo import parse_slo
 from loadtest.offer.arrivals import parse_load
 from loadtest.offer.load import ClosedLoop, Load
 from loadtest.offer.workload import load_workload
-from loadtest.run.plan import MAX_OUTPUT_TOKENS, MAX_PROMPT_TOKENS, MAX_STAGE_S, MAX_USERS, Plan, plan_stages
+from loadtest.run.plan import MAX_OUTPUT_TOKENS, MAX_PROMPT_TOKENS, MAX_STAGE_S, MAX_USERS, Plan
+from loadtest.run.planning import plan_stages
 from serving.core.lane import Strategy
 from serving.run_directory import RUN_NAME
 

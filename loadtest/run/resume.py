@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from loadtest.client.record import ClientReason, read_rows
+from loadtest.run.differences import find_differences
 from loadtest.run.directory import PLAN_FILE, REQUESTS_FILE, RunFile, StageRun, read_run, replace_file
 from loadtest.run.plan import Plan, read_plan
 
@@ -82,11 +83,11 @@ def _kept(run: RunFile) -> tuple[StageRun, ...]:
 
 def differences(then: Mapping[str, Any], today: Mapping[str, Any]) -> list[str]:
     """What differs between two descriptions of a lab, each by its key and both values."""
-    old, new = dict(_flat("", then)), dict(_flat("", today))
+    found = find_differences(then, today, absent="not there", opens_lists=True)
     return [
-        f"{key} was {old.get(key, 'not there')}, is {new.get(key, 'not there')}"
-        for key in sorted(old.keys() | new.keys())
-        if key not in PLACES and old.get(key) != new.get(key)
+        f"{each.name} was {each.a}, is {each.b}"
+        for each in sorted(found, key=lambda each: each.name)
+        if each.name not in PLACES
     ]
 
 
@@ -133,16 +134,3 @@ def _engines(replicas: list[dict[str, Any]]) -> list[str]:
     return sorted(
         f"{each.get('lane')}: {each.get('engine')} {each.get('engine_version')}" for each in replicas
     )
-
-
-def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Each leaf of nested mappings and lists with its dotted key."""
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _flat(f"{prefix}.{key}" if prefix else str(key), inner)
-    elif isinstance(value, list | tuple):
-        yield f"{prefix}.length", len(value)
-        for index, inner in enumerate(value):
-            yield from _flat(f"{prefix}.{index}", inner)
-    else:
-        yield prefix, value

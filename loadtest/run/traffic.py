@@ -12,7 +12,7 @@ from loadtest.client.sse_client import StreamingClient
 from loadtest.judge.slo import Slo, can_still_hold
 from loadtest.offer.load import Arrival, ClosedLoop
 from loadtest.run.dispatch import Connections, keep_schedule
-from loadtest.run.load_progress import Place
+from loadtest.run.exporter import Place
 from loadtest.run.plan import StagePlan, arrivals_of
 from loadtest.run.sender import Sender
 

@@ -15,7 +15,8 @@ from loadtest.judge.capacity import CapacitySearch, SearchSettings
 from loadtest.judge.slo import Slo
 from loadtest.offer.arrivals import schedule
 from loadtest.offer.load import Process, constant_rate
-from loadtest.run.plan import StagePlan, plan_open, schedule_seed
+from loadtest.run.plan import StagePlan, schedule_seed
+from loadtest.run.planning import plan_open
 
 
 @dataclass(frozen=True, slots=True)

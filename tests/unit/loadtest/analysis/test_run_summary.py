@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from pydantic import TypeAdapter
 
 from loadtest.analysis.run_summary import probe_of, summarize
 from loadtest.analysis.stage_summary import Repeat, summarize_stage
-from loadtest.analysis.summary import Verdict, read_summary, summary_json
+from loadtest.analysis.summary import Summary, Verdict, summary_json
 from loadtest.client.lab import GatewayScrape, LaneCounts, Scrape
 from loadtest.client.record import RequestRecord
 from loadtest.judge.capacity import SearchSettings
@@ -254,7 +255,7 @@ def test_a_sweep_finds_its_capacity_again_from_its_records() -> None:
     run = run_file(stages)
     info = replace(run.run, slo="ttft<2s", search=settings)
     summary = summarize(replace(run, run=info), records)
-    assert read_summary(summary_json(summary)) == summary
+    assert TypeAdapter(Summary).validate_json(summary_json(summary)) == summary
     (capacity,) = summary.capacities
     assert (capacity.lane, capacity.workload, capacity.by_repeat) == ("batched", "copy", (8.0, 8.0))
     assert capacity.rate_per_s is not None

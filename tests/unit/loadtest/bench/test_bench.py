@@ -136,7 +136,7 @@ def test_failures_are_counted_and_not_hidden(tmp_path: Path) -> None:
     # Nine requests with the warm-up; the third, sixth and ninth break.
     assert [record.is_completed for record in records] == [True, True, False] * 3
     assert {record.reason for record in records if not record.is_completed} == {ClientReason.CUT_OFF}
-    summary = json.loads((tmp_path / "latest" / "bench.json").read_text())
+    summary = json.loads((tmp_path / "latest" / "summary.json").read_text())
     assert sum(stage["failures"] for stage in summary["stages"]) == 3
     assert summary["failures"] == [
         {"lane": "shaky", "reason": "cut_off", "count": 3, "example": summary["failures"][0]["example"]}

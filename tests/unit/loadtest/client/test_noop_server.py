@@ -114,12 +114,3 @@ def test_the_ceiling_is_measured_and_its_server_stopped(tmp_path: Path) -> None:
 def test_the_ceiling_needs_sockets_that_wait_for_each_other() -> None:
     with pytest.raises(RuntimeError, match="gevent"):
         measure_ceiling(1)
-
-
-@pytest.mark.slow
-def test_many_streams_are_held_by_two_processes() -> None:
-    command = [sys.executable, "-m", "loadtest.client.ceiling", "--streams", "20", "--duration-s", "2"]
-    text = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert "of 400/s over 2 s" in text
-    assert "failures           0" in text
-    assert text.count("client process") == 2

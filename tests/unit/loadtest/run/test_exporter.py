@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from loadtest.by_hand.exporter import WorkerReport, Workers
-from loadtest.run.exporter import PORT_VARIABLE, LoadExporter, ended_request
-from loadtest.run.load_progress import Place, Progress, ProgressCounter
+from loadtest.run.exporter import PORT_VARIABLE, LoadExporter, Place, Progress, ProgressCounter, ended_request
 from serving.core.request import Outcome
 from tests.unit.loadtest.runs import record
 
