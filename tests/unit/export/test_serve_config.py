@@ -12,7 +12,7 @@ import yaml
 from click.testing import CliRunner
 
 from serving import config
-from serving.cli.commands import tandem
+from serving.cli.verbs import tandem
 from serving.export import serve_config
 
 CHECKOUT = Path(__file__).parents[3]
@@ -22,7 +22,8 @@ CONFIGS = sorted((CHECKOUT / "deploy").glob("*.yaml"))
 ASK_RAY = """\
 import sys, yaml
 from ray.serve.schema import ServeDeploySchema
-from serving import deployments, export
+from serving import deployments
+from serving.export import serve_config
 for path in sys.argv[1:]:
     schema = ServeDeploySchema.model_validate(yaml.safe_load(open(path)))
     (application,) = schema.applications
