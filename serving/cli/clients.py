@@ -15,8 +15,9 @@ from typing import IO
 import click
 
 from serving.cli.options import Number, base_url_option, running_url
-from serving.cli.outcome import ExitCode, end, say_err
+from serving.cli.outcome import end, say_err
 from serving.core.errors import TandemError
+from serving.core.exit_codes import ExitCode
 from serving.progress import progress
 from serving.run_directory import RUNS_DIR, create_run_dir
 from serving.tracing.trace_file import write_trace

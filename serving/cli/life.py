@@ -16,9 +16,10 @@ import click
 from serving import config, doctor, machine, model_store
 from serving.cli import clients
 from serving.cli.options import Number, config_option, find_config, naming
-from serving.cli.outcome import ExitCode, end, say_err
+from serving.cli.outcome import end, say_err
 from serving.config import LabConfig
 from serving.core.errors import ConfigError, TandemError
+from serving.core.exit_codes import ExitCode
 from serving.doctor import Check, Status
 from serving.gateway import api_keys
 from serving.lab import control, supervisor

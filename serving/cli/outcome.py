@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import Any, NoReturn
 
 import click
 
 from serving.core.errors import ConfigError, TandemError
+from serving.core.exit_codes import ExitCode
 from serving.lab.state import AlreadyRunningError, NotRunningError
-
-
-class ExitCode(IntEnum):
-    """What `tandem --help` promises."""
-
-    OK = 0
-    FAILED = 1
-    USAGE = 2
-    NOT_RUNNING = 3
-    ALREADY_RUNNING = 4
-    INVALID = 5
-    INTERRUPTED = 130
 
 
 class Verbs(click.Group):

@@ -12,7 +12,8 @@ import click
 
 import serving
 from serving.cli import clients, export, life, show
-from serving.cli.outcome import ExitCode, Verbs
+from serving.cli.outcome import Verbs
+from serving.core.exit_codes import ExitCode
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

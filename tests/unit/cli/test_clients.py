@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from serving.cli import clients
-from serving.cli.outcome import ExitCode
+from serving.core.exit_codes import ExitCode
 from serving.lab import state as lab_state
 from serving.tracing import recording
 from tests.unit.cli.verb_runs import CHECKOUT, Modules, run, write_state

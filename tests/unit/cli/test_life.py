@@ -11,8 +11,8 @@ import pytest
 
 from serving import doctor, model_store
 from serving.cli import clients, life
-from serving.cli.outcome import ExitCode
 from serving.core.errors import TandemError
+from serving.core.exit_codes import ExitCode
 from serving.doctor import Check, Status
 from serving.lab import control
 from serving.lab.state import AlreadyRunningError

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from serving.cli.options import find_config
-from serving.cli.outcome import ExitCode
+from serving.core.exit_codes import ExitCode
 from tests.unit.cli.verb_runs import CHECKOUT, run
 
 

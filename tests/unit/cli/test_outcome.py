@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.report.build import EXIT_INVALID
-from serving.cli.outcome import ExitCode
 from serving.core.errors import ConfigError, TandemError
 from serving.lab import control
 from serving.lab.state import AlreadyRunningError, NotRunningError, StartFailedError
@@ -32,7 +30,3 @@ def test_exit_codes_of_errors(error: BaseException, code: int, monkeypatch: pyte
     assert result.exit_code == code
     assert result.stdout == ""
     assert str(error) in result.stderr
-
-
-def test_an_invalid_run_has_one_exit_code() -> None:
-    assert EXIT_INVALID == ExitCode.INVALID

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from serving.cli import show
-from serving.cli.outcome import ExitCode
+from serving.core.exit_codes import ExitCode
 from serving.lab import control
 from serving.lab.state import Phase
 from tests.unit.cli.verb_runs import run, write_state

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from serving.cli.outcome import ExitCode
+from serving.core.exit_codes import ExitCode
 from tests.unit.cli.verb_runs import CHECKOUT, run
 
 
