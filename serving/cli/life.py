@@ -18,13 +18,12 @@ from serving.cli import clients
 from serving.cli.options import Number, config_option, find_config, naming
 from serving.cli.outcome import end, say_err
 from serving.config import LabConfig
-from serving.core.errors import ConfigError, TandemError
+from serving.core.errors import AlreadyRunningError, ConfigError, TandemError
 from serving.core.exit_codes import ExitCode
 from serving.doctor import Check, Status
 from serving.gateway import api_keys
 from serving.lab import control, supervisor
 from serving.lab import state as lab_state
-from serving.lab.state import AlreadyRunningError
 from serving.progress import progress
 
 if TYPE_CHECKING:

@@ -11,9 +11,8 @@ from typing import Any
 import click
 
 import serving
-from serving.core.errors import ConfigError
+from serving.core.errors import ConfigError, NotRunningError
 from serving.lab import state as lab_state
-from serving.lab.state import NotRunningError
 
 DEFAULT_CONFIG = Path("deploy/lab.yaml")
 

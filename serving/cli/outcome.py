@@ -6,9 +6,8 @@ from typing import Any, NoReturn
 
 import click
 
-from serving.core.errors import ConfigError, TandemError
+from serving.core.errors import AlreadyRunningError, ConfigError, NotRunningError, TandemError
 from serving.core.exit_codes import ExitCode
-from serving.lab.state import AlreadyRunningError, NotRunningError
 
 
 class Verbs(click.Group):

@@ -13,9 +13,9 @@ from rich.table import Table
 from serving.cli import watch
 from serving.cli.options import Number, base_url_option, running_url
 from serving.cli.outcome import end
+from serving.core.errors import NotRunningError
 from serving.core.exit_codes import ExitCode
 from serving.lab import control
-from serving.lab.state import NotRunningError
 from serving.progress import progress
 
 MAX_REFUSALS_SHOWN = 5

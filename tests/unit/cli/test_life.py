@@ -11,11 +11,10 @@ import pytest
 
 from serving import doctor, model_store
 from serving.cli import clients, life
-from serving.core.errors import TandemError
+from serving.core.errors import AlreadyRunningError, TandemError
 from serving.core.exit_codes import ExitCode
 from serving.doctor import Check, Status
 from serving.lab import control
-from serving.lab.state import AlreadyRunningError
 from tests.unit.cli.verb_runs import LAB, Modules, run, write_state
 
 OK = Check("cores", Status.OK, "2", "2 or more")

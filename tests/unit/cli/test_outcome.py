@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from serving.core.errors import ConfigError, TandemError
+from serving.core.errors import (
+    AlreadyRunningError,
+    ConfigError,
+    NotRunningError,
+    StartFailedError,
+    TandemError,
+)
 from serving.lab import control
-from serving.lab.state import AlreadyRunningError, NotRunningError, StartFailedError
 from tests.unit.cli.verb_runs import run
 
 
