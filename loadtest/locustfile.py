@@ -43,12 +43,11 @@ from loadtest.judge.wording import count
 from loadtest.offer.request_body import Dialect
 from loadtest.offer.workload import DEFAULT_OUTPUT_TOKENS, load_workload
 from serving.core.errors import ConfigError
+from serving.core.exit_codes import LOAD_FAILED, ExitCode
 
 logger = logging.getLogger(__name__)
 
 SHARE_DONE, FAILED = "tandem_share_done", "tandem_failed"  # messages from workers to their master
-EXIT_USAGE = 2
-EXIT_FAILED = 3
 
 prepared = Event()
 
@@ -93,7 +92,7 @@ def _prepare(environment: Any, web_ui: Any, **_: Any) -> None:
         environment.traffic = Traffic(environment)
     except ValueError as error:
         logger.error("%s", error)
-        sys.exit(EXIT_USAGE)
+        sys.exit(ExitCode.USAGE)
     environment.shares = Shares({})
     environment.ending = None
     if web_ui is not None:
@@ -211,7 +210,7 @@ def _end_shares(environment: Any) -> None:
             sum(shares.lost.values()),
             shares.total,
         )
-        environment.process_exit_code = EXIT_FAILED
+        environment.process_exit_code = LOAD_FAILED
     _end_test(environment)
 
 
@@ -222,7 +221,7 @@ def _hear_failure(environment: Any, msg: Any, **_: Any) -> None:
 def _fail(environment: Any, error: str) -> None:
     """End the test with an error. Locust's page, where there is one, and the workers stay for the next."""
     logger.error("%s", error)
-    environment.process_exit_code = EXIT_FAILED
+    environment.process_exit_code = LOAD_FAILED
     if isinstance(environment.runner, WorkerRunner):
         environment.runner.send_message(FAILED, error)
     else:

@@ -1,6 +1,6 @@
 """`python -m serving` is `tandem`."""
 
-from serving.cli.commands import main
+from serving.cli import main
 
 if __name__ == "__main__":
     main()

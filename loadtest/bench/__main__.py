@@ -21,11 +21,11 @@ from loadtest.bench.stage import run_stages
 from loadtest.client import lab
 from loadtest.client.sse_client import ClientSettings
 from loadtest.offer.load import ClosedLoop
-from loadtest.report.build import EXIT_INVALID
 from loadtest.run import experiment, resume
 from loadtest.run.directory import PLAN_FILE, REQUESTS_FILE
 from loadtest.run.plan import arrivals_of, read_plan, write_plan
 from serving import run_directory
+from serving.core.exit_codes import ExitCode
 
 
 def _names(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:
@@ -49,7 +49,7 @@ def _levels(context: click.Context, parameter: click.Parameter, value: str | Non
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Measure a running lab and write a report. Flags go before the keys of an experiment file.",
     epilog="Exit codes: 0 all was measured, 1 a stage was cut or completed nothing, 2 wrong usage, "
-    f"3 the lab cannot be reached, {EXIT_INVALID} all was measured, but figures are INVALID: they may not "
+    f"3 the lab cannot be reached, {ExitCode.INVALID} all was measured, but figures are INVALID: they may not "
     "be used, 130 stopped by hand.",
 )
 @click.option("--base-url", help="Where the lab is.  [default: that of the plan, or the one that runs here]")

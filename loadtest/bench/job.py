@@ -21,7 +21,7 @@ from loadtest.client.record import torn_line
 from loadtest.judge.capacity import SearchSettings
 from loadtest.offer.load import ClosedLoop
 from loadtest.offer.prompt_tokens import TokenCounter, token_counter, tokenizer_of
-from loadtest.report.build import EXIT_INVALID, build, show
+from loadtest.report.build import build, show
 from loadtest.run import resume
 from loadtest.run.directory import (
     REQUESTS_FILE,
@@ -35,12 +35,11 @@ from loadtest.run.directory import (
 from loadtest.run.plan import Plan
 from serving import machine, run_directory
 from serving.core.errors import ConfigError
+from serving.core.exit_codes import SIGNALLED, ExitCode
 from serving.core.lane import Strategy
 from serving.progress import Say, progress
 from serving.roofline import Roofline, kept_ceilings, roofline_of
 
-EXIT_UNREACHABLE = 3
-EXIT_SIGNAL = 128  # plus the number of the signal, as shells have it: 130 for Ctrl-C
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 DEFAULT_URL = "http://127.0.0.1:8000"
 CEILING_S = 2.0
@@ -80,11 +79,11 @@ class RunEnd:
     def exit_code(self) -> int:
         """130 and the like for a run stopped by hand; 1 when a stage is missing or empty; 5: INVALID; else 0."""
         if self.signal is not None:
-            return EXIT_SIGNAL + self.signal
+            return SIGNALLED + self.signal
         has_empty_stage = any(stage.requests == stage.failures for stage in self.summary.stages)
         if has_empty_stage or self.status is not RunStatus.COMPLETE:
-            return 1
-        return 0 if self.summary.is_valid else EXIT_INVALID
+            return ExitCode.FAILED
+        return ExitCode.OK if self.summary.is_valid else ExitCode.INVALID
 
 
 def make_directory(out: Path | None, runs_dir: Path, name: str, started_at: datetime) -> Path:
@@ -176,7 +175,7 @@ def usage_errors() -> Iterator[None]:
 
 def _leave(message: str) -> NoReturn:
     click.echo(message, err=True)
-    sys.exit(EXIT_UNREACHABLE)
+    sys.exit(ExitCode.NOT_RUNNING)
 
 
 class RunningJob:

@@ -15,6 +15,7 @@ from loadtest.crosscheck.table import closest, figures_table, names_table, outsi
 from loadtest.crosscheck.tools import tools
 from serving import model_store
 from serving.core.errors import ConfigError
+from serving.core.exit_codes import ExitCode
 
 PROFILES = (Profile(tokens_per_chunk=1), Profile(tokens_per_chunk=4))
 MAX_REQUESTS = 500  # the engine remembers the last 512 streams
@@ -55,7 +56,7 @@ def main(
         "\n".join(faults)
         or "tandem: each figure is within tolerance of what was sent, and the closest or a tie"
     )
-    sys.exit(1 if any(": outside tolerance: " in fault for fault in faults) else 0)
+    sys.exit(ExitCode.FAILED if any(": outside tolerance: " in fault for fault in faults) else ExitCode.OK)
 
 
 def _faults(profile: Profile, results: list[Measured | NotMeasured]) -> list[str]:

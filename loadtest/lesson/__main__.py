@@ -16,10 +16,9 @@ from loadtest.client.lab import LabError
 from loadtest.lesson.page import render
 from loadtest.lesson.teach import teach
 from loadtest.lesson.traced_lab import LessonError, find_lab
+from serving.core.exit_codes import ExitCode
 from serving.progress import progress
 from serving.run_directory import RUNS_DIR, create_run_dir
-
-FAILED, NOT_REACHED, INTERRUPTED = 1, 3, 130
 
 
 @click.command(
@@ -47,17 +46,17 @@ def main(base_url: str, out: Path | None) -> None:
             out = create_run_dir(RUNS_DIR, "lesson", datetime.now(UTC)) / "lesson.html"
         out.write_text(render(lesson), encoding="utf-8")
     except LabError as error:
-        _fail(str(error), NOT_REACHED)
+        _fail(str(error), ExitCode.NOT_RUNNING)
     except LessonError as error:
-        _fail(str(error), FAILED)
+        _fail(str(error), ExitCode.FAILED)
     except OSError as error:
-        _fail(f"{out or RUNS_DIR}: cannot be written: {error.strerror}", FAILED)
+        _fail(f"{out or RUNS_DIR}: cannot be written: {error.strerror}", ExitCode.FAILED)
     except KeyboardInterrupt:
-        _fail("interrupted", INTERRUPTED)
+        _fail("interrupted", ExitCode.INTERRUPTED)
     click.echo(out)
 
 
-def _fail(text: str, code: int) -> None:
+def _fail(text: str, code: ExitCode) -> None:
     click.echo(f"error: {text}", err=True)
     sys.exit(code)
 

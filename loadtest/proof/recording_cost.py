@@ -20,6 +20,7 @@ from loadtest.client.lab import LabError, describe_lab
 from loadtest.judge.estimate import Estimate
 from loadtest.judge.intervals import percentile_estimate
 from serving.core.client_key import key_headers
+from serving.core.exit_codes import ExitCode
 from serving.core.http_get import GetError, get, post
 from serving.metrics import names as metric_names
 from serving.progress import progress
@@ -57,7 +58,7 @@ def main(base_url: str, lane: str, concurrency: int, pairs: int, window_s: float
         raise click.UsageError(f"--lane {lane}: the lab has no ready replica of it") from None
     except (LabError, GetError, OSError) as error:
         click.echo(f"error: {error}", err=True)
-        sys.exit(1)
+        sys.exit(ExitCode.FAILED)
     click.echo(told(percentile_estimate(ratios, 50), percentile_estimate(off_s, 50)))
 
 

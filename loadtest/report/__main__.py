@@ -12,10 +12,11 @@ import click
 
 from loadtest.analysis.compare import Change, compare, comparison_json, load_run
 from loadtest.client.record import torn_line
-from loadtest.report.build import EXIT_INVALID, build, show
+from loadtest.report.build import build, show
 from loadtest.report.comparison import COMPARE_FILE, print_comparison, write_page
 from loadtest.report.tables import wide_console
 from loadtest.run.directory import REQUESTS_FILE, RunWriteError, writing
+from serving.core.exit_codes import ExitCode
 from serving.progress import progress
 
 
@@ -24,7 +25,7 @@ from serving.progress import progress
     help="Build the report of a run again from its requests.jsonl and run.json. "
     "With two runs, A and B: the ratio B / A of each figure, with its interval.",
     epilog="Exit codes: 0 done, 1 it cannot be written, 2 wrong usage or a damaged run, "
-    f"{EXIT_INVALID} figures are INVALID: they may not be used.",
+    f"{ExitCode.INVALID} figures are INVALID: they may not be used.",
 )
 @click.argument(
     "directories", type=click.Path(path_type=Path), metavar="RUN_DIR [RUN_DIR]", nargs=-1, required=True
@@ -58,7 +59,7 @@ def main(directories: tuple[Path, ...], as_json: bool, lanes: str | None, out: P
         raise click.ClickException(str(error)) from None
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    sys.exit(0 if is_valid else EXIT_INVALID)
+    sys.exit(ExitCode.OK if is_valid else ExitCode.INVALID)
 
 
 def _lane_pair(text: str | None) -> tuple[str, str] | None:

@@ -29,8 +29,6 @@ from loadtest.run.directory import (
     writing,
 )
 
-EXIT_INVALID = 5  # all is written, but some of the figures may not be used
-
 
 def build(directory: Path) -> Summary:
     """Write summary.json, the figures and report.html of a run.

@@ -28,7 +28,6 @@ from loadtest.client.sse_client import ClientSettings
 from loadtest.judge.slo import parse_slo
 from loadtest.offer.load import Process
 from loadtest.offer.workload import load_workload
-from loadtest.report.build import EXIT_INVALID
 from loadtest.run import resume
 from loadtest.run.directory import PLAN_FILE, REQUESTS_FILE, read_run
 from loadtest.run.experiment import MAX_SEED, choose_lanes, split_names
@@ -36,6 +35,7 @@ from loadtest.run.plan import MAX_OUTPUT_TOKENS, Plan, write_plan
 from loadtest.sweep.settings import SweepSettings, read_settings, write_settings
 from loadtest.sweep.stages import CapacitySweep
 from serving import run_directory
+from serving.core.exit_codes import ExitCode
 
 
 @click.command(
@@ -141,7 +141,7 @@ def main(
         click.echo(f"tandem sweep --resume {run.directory} goes on with it", err=True)
         sys.exit(end.exit_code)
     if not end.summary.is_valid:
-        sys.exit(EXIT_INVALID)
+        sys.exit(ExitCode.INVALID)
     rates = {capacity.lane: capacity.rate_per_s for capacity in end.summary.capacities}
     sys.exit(int(any(rates.get(lane) is None for lane in settings.lanes)))
 

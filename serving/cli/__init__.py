@@ -1,5 +1,5 @@
 """The `tandem` command."""
 
-from serving.cli.commands import main
+from serving.cli.verbs import main
 
 __all__ = ["main"]

@@ -5,6 +5,9 @@ TandemError
   RefusedError           the scheduler said no, with a `Reason`
   UpstreamError          an engine replica broke
   LeaseError             a lease was released twice, or never granted
+  AlreadyRunningError    a second lab of one user
+  StartFailedError       the lab did not become ready
+  NotRunningError        no lab runs, or none that answers
 """
 
 from __future__ import annotations
@@ -110,3 +113,15 @@ class UpstreamError(TandemError):
 
 class LeaseError(TandemError):
     """A lease was released twice, or was never granted."""
+
+
+class AlreadyRunningError(TandemError):
+    """A lab of this user is running already."""
+
+
+class StartFailedError(TandemError):
+    """The lab did not become ready."""
+
+
+class NotRunningError(TandemError):
+    """No lab is running, or it does not answer."""

@@ -16,9 +16,10 @@ from typing import Any
 import psutil
 
 from serving.core.client_key import KEY_HINT, key_headers
+from serving.core.errors import AlreadyRunningError, StartFailedError
 from serving.lab import state as lab_state
 from serving.lab.cleanup import RUN_ID_VARIABLE, clean_up, sweep
-from serving.lab.state import AlreadyRunningError, LabState, Phase, StartFailedError
+from serving.lab.state import LabState, Phase
 
 Say = Callable[[str], None]
 

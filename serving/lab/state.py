@@ -16,19 +16,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from serving.core.errors import TandemError
-
-
-class AlreadyRunningError(TandemError):
-    """A lab of this user is running already."""
-
-
-class StartFailedError(TandemError):
-    """The lab did not become ready."""
-
-
-class NotRunningError(TandemError):
-    """No lab is running."""
+from serving.core.errors import AlreadyRunningError, TandemError
 
 
 class Phase(StrEnum):

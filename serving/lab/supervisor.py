@@ -18,10 +18,11 @@ from types import FrameType, TracebackType
 from typing import Any, Protocol, Self
 
 from serving.config import LabConfig
+from serving.core.errors import StartFailedError
 from serving.lab import state as lab_state
 from serving.lab.cleanup import GRACE_S, RUN_ID_VARIABLE, clean_up, clear_stale, pids_of
 from serving.lab.shared_memory import Watch
-from serving.lab.state import LabState, Phase, StartFailedError
+from serving.lab.state import LabState, Phase
 from serving.machine import port_fault
 
 Say = Callable[[str], None]

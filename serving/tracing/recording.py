@@ -15,8 +15,7 @@ import msgspec
 
 from serving import __version__
 from serving.core.client_key import KEY_HINT, key_headers
-from serving.core.errors import TandemError
-from serving.lab.state import NotRunningError
+from serving.core.errors import NotRunningError, TandemError
 from serving.tracing.events import GatewaySpans, StepEvent, TracedReplica, TraceHeader
 from serving.tracing.sampling import is_sampled
 from serving.tracing.trace_file import Trace

@@ -17,10 +17,9 @@ from pathlib import Path
 import psutil
 
 from serving.config import GatewayConfig, LabConfig, LaneConfig
-from serving.core.errors import TandemError
+from serving.core.errors import AlreadyRunningError, TandemError
 from serving.core.lane import Strategy
 from serving.lab import shared_memory, supervisor
-from serving.lab import state as lab_state
 from serving.lab.cleanup import RUN_ID_VARIABLE
 
 
@@ -132,7 +131,7 @@ def main() -> int:
             show=show,
             announce=say,
         )
-    except lab_state.AlreadyRunningError as error:
+    except AlreadyRunningError as error:
         say(f"error: {error}")
         return 4
     except TandemError as error:

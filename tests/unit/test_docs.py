@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from serving import config
-from serving.cli.commands import tandem
+from serving.cli.verbs import tandem
 from serving.core.errors import ERROR_SHAPES, Reason
 from serving.metrics.names import METRICS
 from serving.metrics.table import with_table

@@ -15,7 +15,7 @@ import yaml
 from click.testing import CliRunner
 
 from serving import config
-from serving.cli.commands import tandem
+from serving.cli.verbs import tandem
 from serving.core.errors import ConfigError
 from serving.core.lane import Strategy
 from serving.export.kuberay import manifests

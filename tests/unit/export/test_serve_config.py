@@ -12,7 +12,7 @@ import yaml
 from click.testing import CliRunner
 
 from serving import config
-from serving.cli.commands import tandem
+from serving.cli.verbs import tandem
 from serving.export import serve_config
 
 CHECKOUT = Path(__file__).parents[3]

@@ -17,12 +17,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from serving.core.errors import TandemError
+from serving.core.errors import AlreadyRunningError, StartFailedError, TandemError
 from serving.lab import cleanup, control
 from serving.lab import state as lab_state
 from serving.lab.cleanup import RUN_ID_VARIABLE, SweepError, clean_up, clear_stale, processes_of, sweep
 from serving.lab.shared_memory import SHM_DIR, recorded
-from serving.lab.state import AlreadyRunningError, LabState, Phase, StartFailedError
+from serving.lab.state import LabState, Phase
 
 CHECKOUT = Path(__file__).parents[3]
 SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]

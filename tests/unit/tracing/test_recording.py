@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from serving.core.errors import NotRunningError
 from serving.http_server import serve_app
-from serving.lab.state import NotRunningError
 from serving.tracing.events import Phase, RequestSpan, StepEvent, TracedReplica
 from serving.tracing.recording import Recording, RecordingError, record
 from serving.tracing.sampling import is_sampled

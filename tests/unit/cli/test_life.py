@@ -1,0 +1,225 @@
+"""Verbs of a lab's life: what they refuse before anything starts, and the order of their steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving import doctor, model_store
+from serving.cli import clients, life
+from serving.core.errors import AlreadyRunningError, TandemError
+from serving.core.exit_codes import ExitCode
+from serving.doctor import Check, Status
+from serving.lab import control
+from tests.unit.cli.verb_runs import LAB, Modules, run, write_state
+
+OK = Check("cores", Status.OK, "2", "2 or more")
+BAD = Check("memory", Status.FAIL, "1.0 GiB available", "6.0 GiB", "close other programs")
+
+
+def test_up_with_a_faulty_config_names_the_fault(checkout: Path) -> None:
+    (checkout / "deploy" / "lab.yaml").write_text(LAB.replace("18999", "70000"))
+    result = run("up", "--detach")
+    assert result.exit_code == 2
+    assert "deploy/lab.yaml: gateway.port = 70000" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [("up",), ("up", "--detach"), ("demo",)])
+def test_a_start_while_a_lab_runs_is_4_and_names_it(arguments: tuple[str, ...], starts: list[str]) -> None:
+    state = write_state()
+    result = run(*arguments)
+    assert (result.exit_code, starts) == (4, [])
+    assert f"pid {state.pid}, {state.url}, {state.config_path}" in result.stderr
+
+
+def test_down_without_a_lab_says_so_and_is_0() -> None:
+    result = run("down")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "no lab is running" in result.stderr
+
+
+@pytest.mark.parametrize(("arguments", "start"), [((), "supervise"), (("--detach",), "detach")])
+def test_up_makes_the_default_model_first_and_once(
+    arguments: tuple[str, ...], start: str, starts: list[str]
+) -> None:
+    assert run("up", *arguments).exit_code == 0
+    assert run("up", *arguments).exit_code == 0
+    assert starts == ["prepare", start, start]
+
+
+def test_up_makes_no_model_for_simulated_lanes(checkout: Path, starts: list[str]) -> None:
+    simulated = "lanes: [{name: a, strategy: batched, engine: simulated, simulated: {}}]\n"
+    (checkout / "deploy" / "lab.yaml").write_text(simulated)
+    assert run("up").exit_code == 0
+    assert starts == ["supervise"]
+
+
+@pytest.mark.parametrize("arguments", [("up",), ("up", "--detach"), ("demo",)])
+@pytest.mark.parametrize(
+    ("lines", "fault"),
+    [
+        ("model: {path: /no/model}\n", "model.path = '/no/model': no checkpoint in /no/model"),
+        ("model: {path: ~nobody-here/m}\n", "model.path = '~nobody-here/m': no checkpoint in "),
+        ("gateway: {host: not a host}\n", "gateway.host = 'not a host': "),
+        ("gateway: {host: 192.0.2.1}\n", "gateway.host = '192.0.2.1': Cannot assign requested address"),
+        (f"gateway: {{host: {'x' * 70}}}\n", f"gateway.host = '{'x' * 70}': "),
+        ("gateway: {api_keys_file: /no/keys}\n", "gateway.api_keys_file = /no/keys: cannot be read"),
+    ],
+)
+def test_what_this_machine_does_not_have_is_a_config_fault_before_anything_starts(
+    arguments: tuple[str, ...], lines: str, fault: str, checkout: Path, starts: list[str]
+) -> None:
+    (checkout / "deploy" / "lab.yaml").write_text(LAB.partition("\n")[2] + lines)
+    result = run(*arguments)
+    assert result.exit_code == ExitCode.USAGE
+    assert result.stderr.startswith(f"error: deploy/lab.yaml: {fault}")
+    assert len(result.stderr.splitlines()) == 1
+    assert starts == []
+
+
+@pytest.mark.parametrize(("checks", "code"), [([OK], 0), ([OK, BAD], 1)])
+def test_doctor(checks: list[Check], code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "examine", lambda *args, **kwargs: checks)
+    result = run("doctor", "--json")
+    assert result.exit_code == code
+    assert [check["status"] for check in json.loads(result.stdout)["checks"]] == [c.status for c in checks]
+    shown = run("doctor").stdout
+    assert ("to do: close other programs" in shown) == (BAD in checks)
+
+
+@pytest.mark.parametrize("address", ["", "6379", "local", "ray://127.0.0.1:10001/x", "127.0.0.1:", ":6379"])
+def test_an_address_of_no_cluster_is_wrong_usage(address: str, starts: list[str]) -> None:
+    result = run("up", "--address", address)
+    assert result.exit_code == ExitCode.USAGE
+    assert "must be auto or HOST:PORT" in result.stderr
+    assert starts == []
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:70000", "nobody.invalid:6379"])
+def test_a_cluster_that_does_not_answer_is_named_before_anything_starts(
+    address: str, starts: list[str]
+) -> None:
+    result = run("up", "--detach", "--address", address)
+    assert result.exit_code == ExitCode.FAILED
+    assert result.stderr.startswith(f"error: no Ray cluster to join at {address} (--address): ")
+    assert starts == []
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "warns"),
+    [("0.0.0.0", "", True), ("0.0.0.0", "key-0123456789abcdef", False), ("127.0.0.1", "", False)],
+)
+def test_a_gateway_that_is_open_to_others_without_keys_is_named(
+    host: str, keys: str, warns: bool, starts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TANDEM_API_KEYS", keys)
+    result = run("up", "--host", host)
+    assert result.exit_code == 0
+    assert (f"the gateway at {host} asks for no API key" in result.stderr) is warns
+    assert "key-0123456789abcdef" not in result.output
+    assert starts[-1] == "supervise"
+
+
+def test_up_without_the_model_s_package_names_file_key_and_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_store, "PACKAGE", "no-such-package")
+    result = run("up")
+    assert result.exit_code == ExitCode.USAGE
+    assert "error: deploy/lab.yaml: model.path = 'auto': the default model is not installed" in result.stderr
+
+
+@pytest.mark.parametrize(("verb", "file"), [("prepare", ""), ("up", "deploy/lab.yaml: ")])
+def test_a_cache_that_cannot_be_written_is_named(
+    verb: str, file: str, checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (checkout / "plain-file").touch()
+    cache = checkout / "plain-file" / "cache"
+    monkeypatch.setenv("TANDEM_CACHE", str(cache))
+    monkeypatch.setattr(model_store, "_gguf_file", lambda: checkout / "model.gguf")
+    result = run(verb)
+    assert result.exit_code == ExitCode.USAGE
+    assert (
+        f"error: {file}model.path = 'auto': the model cannot be written to {cache}/models: Not a directory; "
+        "set TANDEM_CACHE" in result.stderr
+    )
+
+
+def test_a_model_that_is_ready_is_one_line(starts: list[str]) -> None:
+    result = run("prepare")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == f"model is ready in {model_store.default_model_path()}\n"
+
+
+@pytest.fixture
+def demo(monkeypatch: pytest.MonkeyPatch) -> Callable[[Modules], list[str]]:
+    """A demo in which everything but the order of its steps is replaced."""
+
+    def prepare(modules: Modules) -> list[str]:
+        steps: list[str] = []
+
+        def note(step: str) -> Callable[..., Any]:
+            return lambda *args, **kwargs: steps.append(step)
+
+        monkeypatch.setattr(doctor, "examine", lambda *args, **kwargs: [OK])
+        monkeypatch.setattr(model_store, "prepare", note("prepare"))
+        monkeypatch.setattr(life, "_up_detached", note("up"))
+        monkeypatch.setattr(control, "stop_running", note("down"))
+        monkeypatch.setattr(clients, "run_module", modules)
+        return steps
+
+    return prepare
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"), [(0, 0), (1, 1), (5, 0), (KeyboardInterrupt(), 130), (TandemError("x"), 1)]
+)
+def test_the_demo_always_ends_with_down(
+    outcome: int | BaseException, code: int, demo: Callable[[Modules], list[str]]
+) -> None:
+    modules = Modules(outcome, output="the table\n")
+    steps = demo(modules)
+    result = run("demo")
+    assert result.exit_code == code
+    assert steps == ["prepare", "up", "down"]
+    assert result.stdout == "the table\n"
+    assert [module for module, _ in modules.calls] == ["loadtest.bench"]
+
+
+def test_the_demo_fails_when_down_fails(
+    demo: Callable[[Modules], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demo(Modules(output="the table\n"))
+
+    def fail(**kwargs: object) -> None:
+        raise TandemError("port 8000 is still in use")
+
+    monkeypatch.setattr(control, "stop_running", fail)
+    result = run("demo")
+    assert (result.exit_code, result.stdout) == (1, "the table\n")
+
+
+def test_the_demo_does_not_stop_a_lab_that_it_did_not_start(
+    demo: Callable[[Modules], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = demo(Modules())
+
+    def refuse(*args: object) -> None:
+        raise AlreadyRunningError("a lab is ready already")
+
+    monkeypatch.setattr(life, "_up_detached", refuse)
+    assert run("demo").exit_code == 4
+    assert steps == ["prepare"]
+
+
+def test_the_demo_stops_at_what_the_machine_lacks(
+    demo: Callable[[Modules], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = demo(Modules())
+    monkeypatch.setattr(doctor, "examine", lambda *args, **kwargs: [OK, BAD])
+    result = run("demo")
+    assert result.exit_code == 1
+    assert "close other programs" in result.stderr
+    assert steps == []
