@@ -55,3 +55,25 @@ class SchedulingRequest:
     def reserved_tokens(self) -> int:
         """Tokens booked on a replica while the request runs: prompt + maximum output."""
         return self.prompt_tokens + self.max_output_tokens
+
+
+class ReplicaVerdict(StrEnum):
+    """What the end of a request says of its replica."""
+
+    HEALTHY = "healthy"  # it answered, be it with a 4xx
+    FAILED = "failed"  # connection refused or broken, timeout, 5xx
+    UNTOLD = "untold"  # the client left first
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEnd:
+    """How a granted request ended.
+
+    Attributes:
+        first_token_s: seconds from grant to first token; None when there was none.
+        output_tokens: by the engine's usage; None when unknown.
+    """
+
+    verdict: ReplicaVerdict = ReplicaVerdict.UNTOLD
+    first_token_s: float | None = None
+    output_tokens: int | None = None

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from serving.core.errors import ERROR_SHAPES, Reason, RefusedError, UpstreamError
 from serving.core.lane import ANY_LANE
 from serving.core.latency import RequestTimeline, inter_chunk_latencies_s
-from serving.core.request import Outcome, SchedulingRequest
+from serving.core.request import Outcome, ReplicaVerdict, RequestEnd, SchedulingRequest
 from serving.core.sse import EventTooLargeError, parse_answer
 from serving.gateway.errors import error_event, error_headers, error_object, refusal_reason
 from serving.gateway.metrics import GatewayMetrics
@@ -23,7 +23,6 @@ from serving.gateway.openai_request import RoutedRequest
 from serving.gateway.stream import StreamNotes
 from serving.gateway.upstream import Upstream, UpstreamClient
 from serving.scheduler.client import HeldReplica, SchedulerClient
-from serving.scheduler.core import ReplicaVerdict, RequestEnd
 from serving.scheduler.protocol import Granted
 from serving.tracing.events import Attempt, RequestSpan
 from serving.tracing.otlp import TracedSpan, Tracing, end_request

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 import aiohttp
 
 from serving.core.errors import Reason, RefusedError
-from serving.core.request import SchedulingRequest
-from serving.scheduler.core import RequestEnd
+from serving.core.request import RequestEnd, SchedulingRequest
 from serving.scheduler.protocol import (
     GatewayHello,
     Granted,

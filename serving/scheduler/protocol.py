@@ -10,7 +10,7 @@ import msgspec
 
 from serving.core.errors import Reason
 from serving.core.lane import Strategy
-from serving.scheduler.core import ReplicaVerdict
+from serving.core.request import ReplicaVerdict
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_fields=True):
@@ -70,7 +70,7 @@ class Submit(Message, frozen=True, tag="submit"):
 
 
 class Release(Message, frozen=True, tag="release"):
-    """Gateway: a granted request ended; see `serving.scheduler.core.RequestEnd`."""
+    """Gateway: a granted request ended; see `serving.core.request.RequestEnd`."""
 
     request_id: str
     verdict: ReplicaVerdict

@@ -20,10 +20,10 @@ from fastapi import FastAPI, Response, WebSocket, WebSocketDisconnect
 from serving.config import LaneConfig, SchedulerConfig
 from serving.core.errors import LeaseError
 from serving.core.lane import ReplicaInfo
-from serving.core.request import SchedulingRequest
+from serving.core.request import RequestEnd, SchedulingRequest
 from serving.metrics.registry import CONTENT_TYPE, exposition
 from serving.scheduler.admission import Refusal
-from serving.scheduler.core import Grant, RequestEnd, SchedulerCore
+from serving.scheduler.core import Grant, SchedulerCore
 from serving.scheduler.ledger import Lease
 from serving.scheduler.metrics import SchedulerMetrics
 from serving.scheduler.protocol import (

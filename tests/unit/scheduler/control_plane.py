@@ -14,10 +14,10 @@ import uvicorn
 
 from serving.config import LaneConfig, SchedulerConfig
 from serving.core.lane import Strategy
+from serving.core.request import ReplicaVerdict
 from serving.http_server import serve_app
 from serving.scheduler import protocol
 from serving.scheduler.client import SchedulerClient
-from serving.scheduler.core import ReplicaVerdict
 from serving.scheduler.service import SchedulerService, build_app
 
 LANES = [

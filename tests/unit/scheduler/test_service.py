@@ -12,12 +12,11 @@ import pytest
 from aiohttp import web
 
 from serving.core.errors import Reason, RefusedError
-from serving.core.request import SchedulingRequest
+from serving.core.request import ReplicaVerdict, RequestEnd, SchedulingRequest
 from serving.metrics.registry import exposition
 from serving.scheduler import client as client_module
 from serving.scheduler import service as service_module
 from serving.scheduler.client import SchedulerClient
-from serving.scheduler.core import ReplicaVerdict, RequestEnd
 from serving.scheduler.protocol import Granted, HeldLease, Refused, ReplicaLeaving, ReplicaUpdate, Withdraw
 from tests.unit.scheduler.control_plane import (
     ControlPlane,
