@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from serving.config import SchedulerConfig
 from serving.core.lane import ReplicaInfo, Strategy
-from serving.core.request import SchedulingRequest
-from serving.scheduler.core import ReplicaVerdict, RequestEnd, SchedulerCore
+from serving.core.request import ReplicaVerdict, RequestEnd, SchedulingRequest
+from serving.scheduler.core import SchedulerCore
 
 SLOTS_PER_REPLICA = 4
 NUM_TENANTS = 20

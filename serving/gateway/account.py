@@ -12,12 +12,11 @@ from typing import NamedTuple
 from serving.core.errors import Reason, UpstreamError
 from serving.core.lane import ANY_LANE
 from serving.core.latency import RequestTimeline, inter_chunk_latencies_s
-from serving.core.request import Outcome
+from serving.core.request import Outcome, ReplicaVerdict, RequestEnd
 from serving.gateway.metrics import GatewayMetrics
 from serving.gateway.openai_request import RoutedRequest
 from serving.gateway.stream import StreamNotes
 from serving.scheduler.client import HeldReplica
-from serving.scheduler.core import ReplicaVerdict, RequestEnd
 from serving.tracing.events import Attempt, RequestSpan
 from serving.tracing.otlp import TracedSpan, end_request
 

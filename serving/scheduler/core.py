@@ -9,16 +9,15 @@ import math
 import random
 from collections import Counter, deque
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 from serving.config import SchedulerConfig
 from serving.core.errors import LeaseError, Reason
 from serving.core.lane import ReplicaInfo
-from serving.core.request import SchedulingRequest
+from serving.core.request import Lease, ReplicaVerdict, RequestEnd, SchedulingRequest
 from serving.scheduler.admission import LabView, QueueLimits, Refusal, admit
 from serving.scheduler.estimator import DrainRate, LaneEstimator, OutputPredictor
 from serving.scheduler.fleet import Fleet
-from serving.scheduler.ledger import Lease, Ledger
+from serving.scheduler.ledger import Ledger
 from serving.scheduler.order import (
     EarliestDeadlineFirst,
     FairTokens,
@@ -32,28 +31,7 @@ from serving.scheduler.placement import LeastOutstanding, PlacementPolicy, Power
 from serving.scheduler.queue import Backlog, Line, WaitingQueue
 
 KEEP_REFUSALS = 20
-
-
-class ReplicaVerdict(StrEnum):
-    """What the end of a request says of its replica."""
-
-    HEALTHY = "healthy"  # it answered, be it with a 4xx
-    FAILED = "failed"  # connection refused or broken, timeout, 5xx
-    UNTOLD = "untold"  # the client left first
-
-
-@dataclass(frozen=True, slots=True)
-class RequestEnd:
-    """How a granted request ended.
-
-    Attributes:
-        first_token_s: seconds from grant to first token; None when there was none.
-        output_tokens: by the engine's usage; None when unknown.
-    """
-
-    verdict: ReplicaVerdict = ReplicaVerdict.UNTOLD
-    first_token_s: float | None = None
-    output_tokens: int | None = None
+UNTOLD_END = RequestEnd()
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +174,7 @@ class SchedulerCore:
             grants.append(self._place(waiting, now_s))
         return grants
 
-    def release(self, request_id: str, now_s: float, end: RequestEnd = RequestEnd()) -> Lease:
+    def release(self, request_id: str, now_s: float, end: RequestEnd = UNTOLD_END) -> Lease:
         """A running request ended, however it ended.
 
         Raises:

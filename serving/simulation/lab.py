@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from serving.config import SchedulerConfig
 from serving.core.lane import ReplicaInfo, Strategy
-from serving.core.request import Outcome
-from serving.scheduler.core import ReplicaVerdict, RequestEnd, SchedulerCore
+from serving.core.request import Outcome, ReplicaVerdict, RequestEnd
+from serving.scheduler.core import SchedulerCore
 from serving.simulation import replica as engine
 from serving.simulation.events import EventLoop
 from serving.simulation.replica import ReplicaModel, SimulatedReplica

@@ -8,9 +8,8 @@ import pytest
 
 from serving.core.errors import LeaseError, Reason
 from serving.core.lane import Strategy
-from serving.core.request import SchedulingRequest
-from serving.scheduler.core import ReplicaVerdict, RequestEnd, SchedulerCore
-from serving.scheduler.ledger import Lease
+from serving.core.request import Lease, ReplicaVerdict, RequestEnd, SchedulingRequest
+from serving.scheduler.core import SchedulerCore
 from tests.unit.scheduler.examples import core, placed, replica, request
 
 

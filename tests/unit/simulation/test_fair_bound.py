@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 
 from serving.config import SchedulerConfig
 from serving.core.lane import ReplicaInfo, Strategy
-from serving.core.request import SchedulingRequest
-from serving.scheduler.core import ReplicaVerdict, RequestEnd, SchedulerCore
+from serving.core.request import ReplicaVerdict, RequestEnd, SchedulingRequest
+from serving.scheduler.core import SchedulerCore
 
 INPUT_WEIGHT, OUTPUT_WEIGHT = 1, 2  # as `FairTokens` has them by default
 MAX_PROMPT = 50
