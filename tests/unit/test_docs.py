@@ -99,15 +99,23 @@ def test_status_table_has_every_reason_with_its_status_and_type() -> None:
     assert all(row["when"] for row in rows)
 
 
-def test_architecture_has_a_line_for_every_package() -> None:
-    rows = table(prose(ROOT / "docs/architecture.md"), "package", "what it does")
+def test_architecture_names_every_package_once() -> None:
+    text = prose(ROOT / "docs/architecture.md")
+    rows = text[text.index("## Packages") :].splitlines()
+    named = [
+        name for row in rows if row.startswith("| `") for name in re.findall(r"`([^`]+)`", row.split("|")[1])
+    ]
     packages = {
-        str(path.parent.relative_to(ROOT))
-        for package in ("serving", "loadtest", "dashboards")
-        for path in (ROOT / package).rglob("__init__.py")
+        f"{folder.parent.name}/{folder.name}"
+        for root in ("serving", "loadtest")
+        for folder in (ROOT / root).iterdir()
+        if (folder / "__init__.py").exists()
     }
-    assert sorted(row["package"] for row in rows) == sorted(packages - {"serving", "loadtest"})
-    assert all(row["what it does"] for row in rows)
+    assert sorted(named) == sorted({*packages, "dashboards"})
+
+
+def test_architecture_is_read_in_one_go() -> None:
+    assert len((ROOT / "docs/architecture.md").read_text().splitlines()) <= 120
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
