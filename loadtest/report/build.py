@@ -16,7 +16,7 @@ from rich.text import Text
 from loadtest.analysis.run_summary import summarize_dir
 from loadtest.analysis.summary import Summary, summary_json
 from loadtest.drawing.page import render_page
-from loadtest.report.charts import DrawnFigure, draw_all, save_png
+from loadtest.report.charts import DrawnChart, draw_all, save_png
 from loadtest.report.findings import findings, invalidity, warnings
 from loadtest.report.step_charts import NO_PICTURES, StepPictures, draw_steps
 from loadtest.report.tables import agreement_table, print_tables, tables, wide_console
@@ -31,7 +31,7 @@ from loadtest.run.directory import (
 
 
 def build(directory: Path) -> Summary:
-    """Write summary.json, the figures and report.html of a run.
+    """Write summary.json, the charts and report.html of a run.
 
     Raises:
         ValueError: a file of the run is missing or damaged; the text names it.
@@ -40,20 +40,20 @@ def build(directory: Path) -> Summary:
     summary = summarize_dir(directory)
     replace_file(directory / SUMMARY_FILE, summary_json(summary).encode())
     steps = draw_steps(read_run(directory), directory)
-    figures = draw_all(summary) + steps.figures
+    charts = draw_all(summary) + steps.charts
     with writing(directory / FIGURES_DIR):
         (directory / FIGURES_DIR).mkdir(exist_ok=True)
-        for drawn in figures:
+        for drawn in charts:
             save_png(drawn, directory / FIGURES_DIR)
-    replace_file(directory / REPORT_FILE, render(summary, figures, steps).encode())
+    replace_file(directory / REPORT_FILE, render(summary, charts, steps).encode())
     return summary
 
 
-def render(summary: Summary, figures: tuple[DrawnFigure, ...], steps: StepPictures = NO_PICTURES) -> str:
-    """The page, with its figures and all they need inside it; those of `steps` are among them."""
+def render(summary: Summary, charts: tuple[DrawnChart, ...], steps: StepPictures = NO_PICTURES) -> str:
+    """The page, with its charts and all they need inside it; those of `steps` are among them."""
     return render_page(
         Path(__file__).with_name("report.html.j2"),
-        {drawn.name: drawn.spec for drawn in figures},
+        {drawn.name: drawn.spec for drawn in charts},
         run=summary.run,
         lanes=summary.lanes,
         invalidity=invalidity(summary),
@@ -62,7 +62,7 @@ def render(summary: Summary, figures: tuple[DrawnFigure, ...], steps: StepPictur
         tables=tables(summary),
         agreement=agreement_table(summary),
         notes=[f"{stage.key}: {note}" for stage in summary.stages for note in stage.notes],
-        figures=figures,
+        charts=charts,
         steps=steps,
         failures=summary.failures,
         num_requests=summary.requests,

@@ -1,4 +1,4 @@
-"""The figures of a report: one definition each, drawn in the page and saved as PNG."""
+"""The charts of a report: one definition each, drawn in the page and saved as PNG."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ PNG_SCALE = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
-    """A figure of the report.
+class ReportChart:
+    """A chart of the report.
 
     Attributes:
         name: of its PNG, and its anchor in the page.
@@ -34,8 +34,8 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnFigure:
-    """A figure of one run; `spec` is Vega-Lite, the rest as in `Figure`."""
+class DrawnChart:
+    """A chart of one run; `spec` is Vega-Lite, the rest as in `ReportChart`."""
 
     name: str
     title: str
@@ -43,18 +43,18 @@ class DrawnFigure:
     spec: dict[str, Any]
 
 
-def draw_all(summary: Summary) -> tuple[DrawnFigure, ...]:
-    """Every figure that has something to show, in the order of the report."""
-    charts = [(figure, figure.draw(summary)) for figure in FIGURES]
+def draw_all(summary: Summary) -> tuple[DrawnChart, ...]:
+    """Every chart that has something to show, in the order of the report."""
+    drawn = [(chart, chart.draw(summary)) for chart in CHARTS]
     return tuple(
-        DrawnFigure(figure.name, figure.title, figure.reading, chart.to_dict())
-        for figure, chart in charts
-        if chart is not None
+        DrawnChart(chart.name, chart.title, chart.reading, spec.to_dict())
+        for chart, spec in drawn
+        if spec is not None
     )
 
 
-def save_png(drawn: DrawnFigure, directory: Path) -> Path:
-    """Write the figure as PNG and return its path."""
+def save_png(drawn: DrawnChart, directory: Path) -> Path:
+    """Write the chart as PNG and return its path."""
     path = directory / f"{drawn.name}.png"
     version, config = VEGA_LITE_VERSION, THEMES["paper"]
     path.write_bytes(
@@ -63,66 +63,66 @@ def save_png(drawn: DrawnFigure, directory: Path) -> Path:
     return path
 
 
-FIGURES = (
-    Figure(
+CHARTS = (
+    ReportChart(
         "capacity",
         "Capacity within the objective",
         "The highest rate at which the objective still holds; the line is its 95 percent interval, and an arrow "
         "says that the search ended before the limit.",
         rate_charts.capacity,
     ),
-    Figure(
+    ReportChart(
         "attainment",
         "Requests that met the objective, by offered rate",
         "A lane serves a rate while it stays above the dashed line, the share that the objective asks for; "
         "failures count as misses.",
         rate_charts.attainment,
     ),
-    Figure(
+    ReportChart(
         "latency-by-rate",
         "Latency by offered rate",
         "Where a curve turns upwards the queue begins to grow; the dashed line is the objective's limit.",
         rate_charts.latency,
     ),
-    Figure(
+    ReportChart(
         "throughput-ttft",
         "Throughput against time to first token",
         "Up and to the left is better; the number at a point is its concurrency, and a line that runs to the "
         "right without rising is a queue that grows.",
         closed_loop_charts.throughput_ttft,
     ),
-    Figure(
+    ReportChart(
         "throughput-tpot",
         "Throughput against time per output token",
         "Up and to the left is better; to the right of a point, each reader sees the text appear more slowly.",
         closed_loop_charts.throughput_tpot,
     ),
-    Figure(
+    ReportChart(
         "time-per-request",
         "Time per request against concurrency",
         "A flat line costs no one anything when another user comes; a rising one makes all of them wait.",
         closed_loop_charts.time_per_request,
     ),
-    Figure(
+    ReportChart(
         "speculation-speed-up",
         "What speculation is worth",
         "Above the line at 1 speculation pays, below it costs; a dashed upright marks where a ratio crosses.",
         speed_up,
     ),
-    Figure(
+    ReportChart(
         "acceptance",
         "What the model accepts of the drafts",
         "The higher the acceptance, the more tokens a step with a draft yields; "
         "a mean length of 1 means no draft was right.",
         lane_charts.acceptance,
     ),
-    Figure(
+    ReportChart(
         "memory",
         "Memory by lane",
         "The largest proportional set size seen of all processes of a lane's replicas, engine included.",
         lane_charts.memory,
     ),
-    Figure(
+    ReportChart(
         "failures",
         "Requests that failed",
         "Each bar is all requests of a lane; the part that did not complete is at its end.",

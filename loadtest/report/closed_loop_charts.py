@@ -1,4 +1,4 @@
-"""Figures of closed-loop stages: throughput and latency as users are added."""
+"""Charts of closed-loop stages: throughput and latency as users are added."""
 
 from __future__ import annotations
 

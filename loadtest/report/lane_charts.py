@@ -1,4 +1,4 @@
-"""Figures of a whole lane: acceptance, memory, failures."""
+"""Charts of a whole lane: acceptance, memory, failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of open-loop stages and of capacity searches: what a rate of arrivals does."""
+"""Charts of open-loop stages and of capacity searches: what a rate of arrivals does."""
 
 from __future__ import annotations
 

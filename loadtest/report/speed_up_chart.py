@@ -1,4 +1,4 @@
-"""The figure of speculation: what it is worth as users are added, and where it stops paying."""
+"""The chart of speculation: what it is worth as users are added, and where it stops paying."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from loadtest.lesson.measure import Queue, Timeline, by_size, operating_point, t
 from loadtest.lesson.teach import LeftOut
 from loadtest.lesson.text import TokenText
 from loadtest.offer.prompt_tokens import tokenizer_of
-from loadtest.report.charts import DrawnFigure
+from loadtest.report.charts import DrawnChart
 from loadtest.run.directory import TRACES_DIR, RunFile, StageRun
 from serving.core.lane import Strategy
 from serving.roofline import Roofline
@@ -41,7 +41,7 @@ class StepPictures:
         notes: what is not shown, and how to get it.
     """
 
-    figures: tuple[DrawnFigure, ...] = ()
+    charts: tuple[DrawnChart, ...] = ()
     timelines: tuple[Timeline, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -111,17 +111,17 @@ class _Drawing:
 
     def draw(self) -> StepPictures:
         """The pictures; first the requests under whose load the others show the lanes."""
-        figures, notes = [], []
+        charts, notes = [], []
         # The last of the largest: levels of concurrency rise.
         crowd = max(reversed(self._groups), key=len, default=[])
         queues = self._queues(crowd)
         if queues:
-            figures.append(_waits(crowd[0], queues, self._looks))
+            charts.append(_waits(crowd[0], queues, self._looks))
         else:
             notes.append("Who waits for whom is left out: no request was recorded whole.")
         wall = self._wall(crowd[0], queues) if queues else None
         if wall is not None:
-            figures.append(wall)
+            charts.append(wall)
         else:
             notes.append(
                 "The memory wall is left out: it is that of a batched lane, whose steps were not recorded."
@@ -129,15 +129,15 @@ class _Drawing:
         drawn = next(self._drafts(), None)
         timelines: tuple[Timeline, ...] = ()
         if drawn is not None:
-            figure, both = drawn
-            figures.append(figure)
+            chart, both = drawn
+            charts.append(chart)
             timelines = tuple(one for one in both if one.text is not None)
         else:
             notes.append(
                 "Draft and verify is left out: no request with drafts was recorded whole on a speculative lane "
                 "and on a batched one."
             )
-        return StepPictures(tuple(figures), timelines, (*notes, ELSEWHERE))
+        return StepPictures(tuple(charts), timelines, (*notes, ELSEWHERE))
 
     def _trace(self, stage: StageRun) -> Trace:
         assert stage.trace is not None
@@ -170,7 +170,7 @@ class _Drawing:
             for lane, own, steps in found
         ]
 
-    def _wall(self, crowd: StageRun, queues: Sequence[Queue]) -> DrawnFigure | None:
+    def _wall(self, crowd: StageRun, queues: Sequence[Queue]) -> DrawnChart | None:
         steps = [
             event
             for stages in self._groups
@@ -191,9 +191,9 @@ class _Drawing:
             "A step of the batched lane by the positions it computed, medians over all stages.",
             *sentences.of_wall(sizes, lanes, roof, load=_load(crowd)),
         ]
-        return DrawnFigure("memory-wall", "The memory wall", " ".join(said), chart.to_dict())
+        return DrawnChart("memory-wall", "The memory wall", " ".join(said), chart.to_dict())
 
-    def _drafts(self) -> Iterator[tuple[DrawnFigure, tuple[Timeline, Timeline]]]:
+    def _drafts(self) -> Iterator[tuple[DrawnChart, tuple[Timeline, Timeline]]]:
         """Of each load, the first request that had drafts, next to itself on the batched lane."""
         for stages in self._groups:
             by_strategy = {self._strategies[stage.plan.lane]: stage for stage in reversed(stages)}
@@ -217,22 +217,20 @@ class _Drawing:
         return Timeline(stage.plan.lane, tuple(timeline_steps(_beginning(answer.steps), text)))
 
 
-def _waits(stage: StageRun, queues: Sequence[Queue], looks: Mapping[str, Look]) -> DrawnFigure:
+def _waits(stage: StageRun, queues: Sequence[Queue], looks: Mapping[str, Look]) -> DrawnChart:
     said = [
         f"The first {len(queues[0].waits)} requests of each lane under {_load(stage)}, by arrival at the gateway.",
         *sentences.of_each_queue(queues),
     ]
     chart = pictures.who_waits(queues, looks)
-    return DrawnFigure("waits", "Who waits for whom", " ".join(said), chart.to_dict())
+    return DrawnChart("waits", "Who waits for whom", " ".join(said), chart.to_dict())
 
 
-def _draft_and_verify(stage: StageRun, answer: Answer, both: tuple[Timeline, Timeline]) -> DrawnFigure:
+def _draft_and_verify(stage: StageRun, answer: Answer, both: tuple[Timeline, Timeline]) -> DrawnChart:
     is_cut = sum(event.emitted_tokens for event in answer.steps) > MAX_TOKENS
     what = f"The first {MAX_TOKENS} tokens of one answer" if is_cut else "One answer"
     said = [f"{what} under {_load(stage)}, on both lanes.", *sentences.of_drafts(*both)]
-    return DrawnFigure(
-        "drafts", "Draft and verify", " ".join(said), pictures.draft_and_verify(both).to_dict()
-    )
+    return DrawnChart("drafts", "Draft and verify", " ".join(said), pictures.draft_and_verify(both).to_dict())
 
 
 def _beginning(steps: Sequence[StepEvent]) -> list[StepEvent]:

@@ -113,7 +113,7 @@ def run(tmp_path: Path) -> RunFile:
 
 
 def figures(found: StepPictures) -> dict[str, Any]:
-    return {figure.name: figure for figure in found.figures}
+    return {figure.name: figure for figure in found.charts}
 
 
 def rows(figure: Any) -> list[dict[str, Any]]:
@@ -201,7 +201,7 @@ def test_pictures_that_nothing_feeds_are_named(tmp_path: Path) -> None:
 def test_a_stage_that_could_not_be_recorded_is_none_of_them(run: RunFile, tmp_path: Path) -> None:
     unrecorded = tuple(replace(stage, trace=StageTrace(None, ("no",))) for stage in run.stages)
     found = draw_steps(replace(run, stages=unrecorded), tmp_path)
-    assert found.figures == ()
+    assert found.charts == ()
     assert len(found.notes) == 4
 
 
