@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import os
@@ -39,6 +38,7 @@ from serving.lab import state as lab_state
 from serving.lab.state import AlreadyRunningError, NotRunningError
 from serving.progress import progress
 from serving.run_directory import RUNS_DIR, create_run_dir
+from serving.tracing import chrome_trace, recording
 from serving.tracing.trace_file import write_trace
 
 if TYPE_CHECKING:
@@ -567,14 +567,11 @@ def trace(seconds: float, out: Path | None, base_url: str | None, token_ids: boo
       tandem trace --seconds 5 --token-ids --out story.json
       tandem trace --seconds 300 --share 0.1
     """
-    # Only here: no other verb needs an HTTP client of its own.
-    from serving.tracing import chrome_trace, recording
-
     url = (base_url or _running_url()).rstrip("/")
     if out is not None and not os.access(out.parent, os.W_OK):
         raise click.BadParameter(f"{out.parent} is not a directory to write into", param_hint="--out")
     with progress() as say:
-        recorded = asyncio.run(recording.record(url, seconds, with_token_ids=token_ids, say=say, share=share))
+        recorded = recording.record(url, seconds, with_token_ids=token_ids, say=say, share=share)
     path = out or RUNS_DIR
     try:
         path = out or create_run_dir(RUNS_DIR, "trace", datetime.now(UTC)) / "trace.json"

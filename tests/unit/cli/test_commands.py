@@ -503,7 +503,7 @@ def test_no_number_is_wrong_usage(arguments: tuple[str, ...], starts: list[str])
 def test_a_trace_that_finds_the_disk_full_names_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def record(*args: object, **kwargs: object) -> SimpleNamespace:
+    def record(*args: object, **kwargs: object) -> SimpleNamespace:
         return SimpleNamespace(trace=None)
 
     def fail(*args: object) -> None:
