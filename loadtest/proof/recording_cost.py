@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import click
-from prometheus_client.parser import text_string_to_metric_families
 
 from loadtest.client.lab import LabError, describe_lab
 from loadtest.judge.estimate import Estimate
@@ -21,6 +20,7 @@ from loadtest.judge.intervals import percentile_estimate
 from serving.core.client_key import key_headers
 from serving.core.http_get import GetError, get, post
 from serving.metrics import names as metric_names
+from serving.metrics.reading import sums_of
 from serving.progress import progress
 from serving.tracing.recording import MAX_EVENTS, RecordingError, recording
 
@@ -87,13 +87,9 @@ def step_s(replica_url: str, window_s: float, *, is_recorded: bool) -> float:
 
 def counters(replica_url: str) -> tuple[float, float]:
     """Steps, and the seconds they took, since the engine started."""
-    text = get(f"{replica_url}/metrics").decode()
-    values = {
-        sample.name: sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-    return values[metric_names.ENGINE_STEPS.name], values[metric_names.ENGINE_BUSY.name]
+    names = (metric_names.ENGINE_STEPS.name, metric_names.ENGINE_BUSY.name)
+    sums = sums_of(get(f"{replica_url}/metrics").decode(), names)
+    return sums[names[0]], sums[names[1]]
 
 
 @contextmanager
