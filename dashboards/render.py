@@ -10,7 +10,6 @@ import math
 import re
 import time
 import urllib.parse
-import urllib.request
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
@@ -23,6 +22,7 @@ import vl_convert
 
 from dashboards.catalogue import DASHBOARDS
 from dashboards.spec import REFERENCE_COLOUR, Dashboard, Panel, Query, filled
+from serving.core.http_get import GetError, get
 from serving.core.lane_colours import LANE_COLOURS, lane_colours
 from serving.progress import progress
 
@@ -75,11 +75,11 @@ def read_points(
         "step": max(1.0, (end_s - start_s) / POINTS),
     }
     url = f"{prometheus_url}/api/v1/query_range?{urllib.parse.urlencode(parameters)}"
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(url, timeout=READ_TIMEOUT_S) as answer:
-            data = json.load(answer)["data"]
-    except (OSError, ValueError, KeyError) as error:
+        data = json.loads(get(url, timeout_s=READ_TIMEOUT_S))["data"]
+    except GetError as error:
+        raise NoPrometheusError(f"{prometheus_url}: {error.why}: {parameters['query']}") from None
+    except (ValueError, KeyError) as error:
         raise NoPrometheusError(f"{prometheus_url}: {error}: {parameters['query']}") from error
     return [
         {

@@ -9,17 +9,30 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from serving.core.client_key import KEY_HINT, key_headers
 from serving.core.errors import ConfigError
 from serving.core.http_get import GetError, get
 from serving.core.speculation import SpeculationCounts
 from serving.metrics import names as metric_names
+from serving.metrics.reading import is_exported, samples_of, sums_of
 
 # A gateway counts a request once its last byte is out, and a broken-off one once it has noticed.
 REST_TIMEOUT_S = 2.0
 REST_POLL_S = 0.05
+
+_OF_A_REPLICA = (
+    metric_names.VLLM_NUM_DRAFTS,
+    metric_names.VLLM_DRAFT_TOKENS,
+    metric_names.VLLM_ACCEPTED_TOKENS,
+    metric_names.VLLM_PREFIX_QUERIES,
+    metric_names.VLLM_PREFIX_HITS,
+    metric_names.REPLICA_MEMORY.name,
+)
+_OF_A_GATEWAY = (
+    metric_names.REQUESTS.name,
+    metric_names.OUTPUT_TOKENS.name,
+    *(f"{metric_names.TTFT.name}_{part}" for part in ("sum", "count", "bucket")),
+)
 
 
 class LabError(Exception):
@@ -203,19 +216,7 @@ def parse_replica(text: str, lane: str, replica: str) -> ReplicaScrape:
     Raises:
         ValueError: the text is not in Prometheus's format, or its counters contradict each other.
     """
-    wanted = {
-        metric_names.VLLM_NUM_DRAFTS,
-        metric_names.VLLM_DRAFT_TOKENS,
-        metric_names.VLLM_ACCEPTED_TOKENS,
-        metric_names.VLLM_PREFIX_QUERIES,
-        metric_names.VLLM_PREFIX_HITS,
-        metric_names.REPLICA_MEMORY.name,
-    }
-    sums: dict[str, float] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if sample.name in wanted:
-                sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
+    sums = sums_of(text, _OF_A_REPLICA)
     counts = None
     if metric_names.VLLM_NUM_DRAFTS in sums:
         counts = SpeculationCounts(
@@ -242,11 +243,10 @@ def parse_gateway(text: str, gateway: str) -> GatewayScrape:
     counts: dict[str, int] = {}
     sums_s: dict[str, float] = {}
     buckets: dict[str, list[tuple[float, int]]] = {}
-    families = list(text_string_to_metric_families(text))
     # A gateway that has served nothing names its metrics all the same.
-    if metric_names.REQUESTS.name.removesuffix("_total") not in {family.name for family in families}:
+    if not is_exported(text, metric_names.REQUESTS.name):
         raise ValueError(f"there is no {metric_names.REQUESTS.name}: not a gateway's page")
-    for sample in (sample for family in families for sample in family.samples):
+    for sample in samples_of(text, _OF_A_GATEWAY):
         lane = sample.labels.get("lane", "")
         if sample.name == metric_names.REQUESTS.name:
             by_outcome = ended.setdefault(lane, {})

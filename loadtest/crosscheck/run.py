@@ -8,13 +8,13 @@ import os
 import subprocess
 import sys
 import tempfile
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.crosscheck.figures import Figures, arrivals_per_s, from_sent
 from loadtest.crosscheck.tools import Job, Named, Tool
+from serving.core.http_get import GetError, get
 
 SENT_PATH = "/tandem/engine/sent"
 TOOL_LIMIT_S = 120
@@ -92,15 +92,14 @@ def measure(tool: Tool, profile: Profile, load: Load, tokenizer: Path) -> Measur
                 check=True,
             )
             reported, named = tool.read(scratch, done.stdout)
-            with urllib.request.urlopen(url + SENT_PATH) as page:
-                streams = json.load(page)
+            streams = json.loads(get(url + SENT_PATH))
             sent = from_sent(streams)
         except subprocess.TimeoutExpired:
             return NotMeasured(tool.name, f"did not end within {TOOL_LIMIT_S} s")
         except subprocess.CalledProcessError as error:
             lines = (error.stderr or error.stdout).strip().splitlines() or ["no output"]
             return NotMeasured(tool.name, f"exit code {error.returncode}: {lines[-1]}")
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (GetError, OSError, ValueError, KeyError, TypeError) as error:
             return NotMeasured(tool.name, f"its results cannot be read: {error!r}")
     if reported.requests != load.requests or sent.requests != load.requests:
         reason = f"reported {reported.requests} requests, was sent {sent.requests}, of {load.requests}"

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from loadtest.client.lab import describe_lab
-from loadtest.client.step_recording import RecordingError, recording, to_last_token
 from serving.core.client_key import key_headers
 from serving.core.http_get import GetError, get, post
 from serving.core.lane import Strategy
-from serving.tracing.events import StepEvent
+from serving.tracing.events import StepEvent, to_last_token
+from serving.tracing.recording import RecordingError, recording
 
 RECORD_LIMIT_S = 240  # a recording ends by itself if this process dies
 ANSWER_TIMEOUT_S = 180.0

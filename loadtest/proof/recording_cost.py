@@ -6,7 +6,6 @@ give the mean step time of each. The figure is the median ratio of neighbours, w
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 import time
@@ -14,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import click
-from prometheus_client.parser import text_string_to_metric_families
 
 from loadtest.client.lab import LabError, describe_lab
 from loadtest.judge.estimate import Estimate
@@ -23,11 +21,14 @@ from serving.core.client_key import key_headers
 from serving.core.exit_codes import ExitCode
 from serving.core.http_get import GetError, get, post
 from serving.metrics import names as metric_names
+from serving.metrics.reading import sums_of
 from serving.progress import progress
+from serving.tracing.recording import MAX_EVENTS, RecordingError, recording
 
 SETTLE_S = 5.0
 ANSWER_TOKENS = 400
 ANSWER_TIMEOUT_S = 120.0
+MARGIN_S = 60.0  # how much longer than a window a recording may last
 
 
 @click.command(
@@ -56,7 +57,7 @@ def main(base_url: str, lane: str, concurrency: int, pairs: int, window_s: float
                 off_s.append(found[False])
     except ValueError:
         raise click.UsageError(f"--lane {lane}: the lab has no ready replica of it") from None
-    except (LabError, GetError, OSError) as error:
+    except (LabError, GetError, RecordingError, OSError) as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(ExitCode.FAILED)
     click.echo(told(percentile_estimate(ratios, 50), percentile_estimate(off_s, 50)))
@@ -72,13 +73,13 @@ def told(ratio: Estimate | None, off_s: Estimate | None) -> str:
 
 def step_s(replica_url: str, window_s: float, *, is_recorded: bool) -> float:
     """Mean time of an engine step over a window."""
-    if is_recorded:
-        started = post(f"{replica_url}/tandem/trace/start?seconds={window_s + 60:g}&token_ids=1")
-    before = counters(replica_url)
-    time.sleep(window_s)
-    after = counters(replica_url)
-    if is_recorded:
-        post(f"{replica_url}/tandem/trace/stop?recording={json.loads(started)['recording']}")
+    recorded = [replica_url] if is_recorded else []
+    with recording(recorded, limit_s=window_s + MARGIN_S, max_events=MAX_EVENTS) as recordings:
+        before = counters(replica_url)
+        time.sleep(window_s)
+        after = counters(replica_url)
+        for one in recordings:
+            one.discard()
     steps, busy_s = (now - then for now, then in zip(after, before, strict=True))
     if not steps:
         raise LabError(f"{replica_url}: the engine made no step in {window_s:g} s")
@@ -87,13 +88,9 @@ def step_s(replica_url: str, window_s: float, *, is_recorded: bool) -> float:
 
 def counters(replica_url: str) -> tuple[float, float]:
     """Steps, and the seconds they took, since the engine started."""
-    text = get(f"{replica_url}/metrics").decode()
-    values = {
-        sample.name: sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-    return values[metric_names.ENGINE_STEPS.name], values[metric_names.ENGINE_BUSY.name]
+    names = (metric_names.ENGINE_STEPS.name, metric_names.ENGINE_BUSY.name)
+    sums = sums_of(get(f"{replica_url}/metrics").decode(), names)
+    return sums[names[0]], sums[names[1]]
 
 
 @contextmanager

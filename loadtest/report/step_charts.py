@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.client.step_recording import to_last_token
 from loadtest.drawing.style import Look, lane_looks
 from loadtest.lesson import pictures, sentences
 from loadtest.lesson.measure import Queue, Timeline, by_size, operating_point, timeline_steps, wait_of
@@ -18,7 +17,7 @@ from loadtest.report.charts import DrawnChart
 from loadtest.run.directory import TRACES_DIR, RunFile, StageRun
 from serving.core.lane import Strategy
 from serving.roofline import Roofline
-from serving.tracing.events import Phase, StepEvent
+from serving.tracing.events import Phase, StepEvent, to_last_token
 from serving.tracing.sampling import unique_part
 from serving.tracing.trace_file import Trace, TraceFileError, read_trace
 

@@ -7,20 +7,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from loadtest.client import lab
-from loadtest.client.step_recording import RecordingError, StepRecording, recording
 from loadtest.run.directory import TRACES_DIR, StageTrace
 from loadtest.run.plan import TRACE_MARGIN_S, StagePlan
 from loadtest.run.sender import slug
-from serving import __version__
-from serving.core.http_get import GetError, get
 from serving.tracing.chrome_trace import write_chrome_trace
-from serving.tracing.events import GatewaySpans, StepEvent, TracedReplica, TraceHeader
-from serving.tracing.trace_file import Trace, write_trace
+from serving.tracing.recording import Fetched, RecordingError, StepRecording, fetch_trace, recording
+from serving.tracing.trace_file import write_trace
 
 MAX_EVENTS = 50_000  # of one stage, all replicas of its lane together
 
@@ -53,54 +47,34 @@ def tracing(stage: StagePlan, base_url: str, directory: Path) -> Iterator[Traced
             return
         started_ns = time.monotonic_ns()
         yield traced
-        traced.trace = _write(stage, base_url, description, started, started_ns, directory)
+        traced.trace = _write(stage, base_url, description["model"]["name"], started, started_ns, directory)
 
 
 def _write(
     stage: StagePlan,
     base_url: str,
-    description: dict[str, Any],
+    model: str,
     started: list[StepRecording],
     started_ns: int,
     directory: Path,
 ) -> StageTrace:
-    ended_ns, faults = time.monotonic_ns(), []
-    replicas: list[TracedReplica] = []
-    steps: list[StepEvent] = []
-    for one in started:
-        try:
-            replica, events = one.fetch()
-        except RecordingError as error:
-            faults.append(str(error))
-            continue
-        replicas.append(replica)
-        steps += events
-        if replica.lost_events:
-            faults.append(
-                f"replica {replica.replica_id}: the trace ends with its first {replica.events} step events, "
-                f"{replica.lost_events} more did not fit ({MAX_EVENTS} of a stage)"
-            )
-    gateways = list(_fetch_spans(base_url, started_ns, faults))
-    spans = sorted((span for one in gateways for span in one.spans), key=lambda span: span.arrived_ns)
-    if not all(one.is_complete for one in gateways):
+    ended_ns = time.monotonic_ns()
+    faults: list[str] = []
+    try:
+        gateways = [address for address, labels in lab.targets(base_url) if labels.get("role") == "gateway"]
+    except lab.LabError as error:
+        gateways = []
+        faults.append(f"no request is in the trace: {error}")
+    fetched = fetch_trace(started, gateways, model=model, started_ns=started_ns, ended_ns=ended_ns)
+    faults = [*_missing_steps(fetched), *faults, *fetched.missing_spans]
+    if not fetched.trace.header.spans_complete:
         faults.append("a gateway had more requests than it remembers: the first ones are missing")
-    header = TraceHeader(
-        tandem_version=__version__,
-        model=description["model"]["name"],
-        started_ns=started_ns,
-        ended_ns=ended_ns,
-        realtime_offset_ns=time.time_ns() - time.monotonic_ns(),
-        replicas=tuple(replicas),
-        gateways=tuple(one.gateway_id for one in gateways),
-        spans_complete=all(one.is_complete for one in gateways),
-    )
-    trace = Trace(header, spans, steps)
     path = directory / TRACES_DIR / f"{slug(stage.key)}.jsonl"
     shown = path.with_suffix(".json")
     try:
         path.parent.mkdir(exist_ok=True)
-        write_trace(trace, path)
-        write_chrome_trace(trace, shown)
+        write_trace(fetched.trace, path)
+        write_chrome_trace(fetched.trace, shown)
     except OSError as error:
         shown.unlink(missing_ok=True)
         path.unlink(missing_ok=True)
@@ -108,17 +82,11 @@ def _write(
     return StageTrace(path.name, tuple(faults))
 
 
-def _fetch_spans(base_url: str, since_ns: int, faults: list[str]) -> Iterator[GatewaySpans]:
-    """Requests of every gateway since then."""
-    try:
-        targets = lab.targets(base_url)
-    except lab.LabError as error:
-        faults.append(f"no request is in the trace: {error}")
-        return
-    for address, labels in targets:
-        if labels.get("role") == "gateway":
-            try:
-                answer = get(f"http://{address}/tandem/spans?since_ns={since_ns}")
-                yield msgspec.json.decode(answer, type=GatewaySpans)
-            except (GetError, msgspec.DecodeError) as error:
-                faults.append(f"gateway at {address}: its requests are missing: {error}")
+def _missing_steps(fetched: Fetched) -> Iterator[str]:
+    yield from map(str, fetched.missing_steps)
+    for replica in fetched.trace.header.replicas:
+        if replica.lost_events:
+            yield (
+                f"replica {replica.replica_id}: the trace ends with its first {replica.events} step events, "
+                f"{replica.lost_events} more did not fit ({MAX_EVENTS} of a stage)"
+            )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -20,6 +19,7 @@ from serving.core.errors import TandemError
 from serving.core.exit_codes import ExitCode
 from serving.progress import progress
 from serving.run_directory import RUNS_DIR, create_run_dir
+from serving.tracing import chrome_trace, recording
 from serving.tracing.trace_file import write_trace
 
 CHILD_STOP_LIMIT_S = 20.0
@@ -89,14 +89,11 @@ def trace(seconds: float, out: Path | None, base_url: str | None, token_ids: boo
       tandem trace --seconds 5 --token-ids --out story.json
       tandem trace --seconds 300 --share 0.1
     """
-    # Only here: no other verb needs an HTTP client of its own.
-    from serving.tracing import chrome_trace, recording
-
     url = (base_url or running_url()).rstrip("/")
     if out is not None and not os.access(out.parent, os.W_OK):
         raise click.BadParameter(f"{out.parent} is not a directory to write into", param_hint="--out")
     with progress() as say:
-        recorded = asyncio.run(recording.record(url, seconds, with_token_ids=token_ids, say=say, share=share))
+        recorded = recording.record(url, seconds, with_token_ids=token_ids, say=say, share=share)
     path = out or RUNS_DIR
     try:
         path = out or create_run_dir(RUNS_DIR, "trace", datetime.now(UTC)) / "trace.json"

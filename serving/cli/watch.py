@@ -19,7 +19,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
-from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -27,6 +26,7 @@ from rich.text import Text
 
 from serving.core.lane import ANY_LANE
 from serving.metrics import names
+from serving.metrics.reading import samples_of
 
 WINDOW_S = 30.0  # that slides, unless another is asked for
 ONCE_S = 10.0  # of a single frame: requests take seconds, so in one second most rates are 0
@@ -47,8 +47,7 @@ _SUMMED = (
     names.VLLM_DRAFT_TOKENS,
     names.VLLM_ACCEPTED_TOKENS,
 )
-# Most of vLLM's page is of no use here, and parsing all of it each second would cost a core.
-_WANTED_LINES = (*_SUMMED, *(f"{name}_bucket" for name in _HISTOGRAMS))
+_WANTED = (*_SUMMED, *(f"{name}_bucket" for name in _HISTOGRAMS))
 
 
 @dataclass(slots=True)
@@ -73,16 +72,14 @@ class Snapshot:
         Raises:
             ValueError: the text is not in Prometheus' format.
         """
-        lines = "".join(f"{line}\n" for line in text.splitlines() if line.startswith(_WANTED_LINES))
-        for family in text_string_to_metric_families(lines):
-            for sample in family.samples:
-                lane = sample.labels.get("lane", lane_of_process)
-                if sample.name in _SUMMED:
-                    self.totals[sample.name, lane] += sample.value
-                elif sample.name.endswith("_bucket"):
-                    key = (sample.name.removesuffix("_bucket"), lane)
-                    edges = self.buckets.setdefault(key, defaultdict(float))
-                    edges[float(sample.labels["le"])] += sample.value
+        for sample in samples_of(text, _WANTED):
+            lane = sample.labels.get("lane", lane_of_process)
+            if sample.name in _SUMMED:
+                self.totals[sample.name, lane] += sample.value
+            else:
+                key = (sample.name.removesuffix("_bucket"), lane)
+                edges = self.buckets.setdefault(key, defaultdict(float))
+                edges[float(sample.labels["le"])] += sample.value
 
 
 @dataclass(frozen=True, slots=True)

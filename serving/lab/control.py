@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from pathlib import Path
@@ -17,6 +15,7 @@ import psutil
 
 from serving.core.client_key import KEY_HINT, key_headers
 from serving.core.errors import AlreadyRunningError, StartFailedError
+from serving.core.http_get import GetError, get
 from serving.lab import state as lab_state
 from serving.lab.cleanup import RUN_ID_VARIABLE, clean_up, sweep
 from serving.lab.state import LabState, Phase
@@ -218,20 +217,13 @@ def reader(base_url: str) -> Callable[[str], bytes]:
 
     It raises OSError: no answer within HTTP_TIMEOUT_S, or a status of 400 and above.
     """
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     shown = key_headers()
 
     def fetch(url: str) -> bytes:
-        request = urllib.request.Request(url)
-        for name, value in shown.items() if url.startswith(f"{base_url}/") else ():
-            request.add_unredirected_header(name, value)
         try:
-            with opener.open(request, timeout=HTTP_TIMEOUT_S) as answer:
-                body: bytes = answer.read()
-        except urllib.error.HTTPError as error:
-            with error:
-                hint = f"; {KEY_HINT}" if error.code == HTTPStatus.UNAUTHORIZED else ""
-                raise OSError(f"{error}{hint}") from None
-        return body
+            return get(url, shown if url.startswith(f"{base_url}/") else None, timeout_s=HTTP_TIMEOUT_S)
+        except GetError as error:
+            hint = f"; {KEY_HINT}" if error.status == HTTPStatus.UNAUTHORIZED else ""
+            raise OSError(f"{error.why}{hint}") from None
 
     return fetch

@@ -6,6 +6,7 @@ All instants are CLOCK_MONOTONIC in nanoseconds, which every process of a machin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -52,6 +53,15 @@ class StepEvent:
     emitted_tokens: int
     drafted_ids: tuple[int, ...] | None = None
     emitted_ids: tuple[int, ...] | None = None
+
+
+def to_last_token(steps: Sequence[StepEvent]) -> tuple[StepEvent, ...]:
+    """A request's steps up to the one that gave its last token.
+
+    An engine that schedules ahead computes one more for an answer whose end it does not know yet.
+    """
+    end = max((place for place, event in enumerate(steps, start=1) if event.emitted_tokens), default=0)
+    return tuple(steps[:end])
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from dashboards import render
@@ -56,6 +57,12 @@ def test_points_have_names_and_no_holes() -> None:
     assert len(points) == 10
     assert points[0]["at"] == 1_000_000
     assert {point["owner"] for point in points} == {("lane", "batched"), ("lane", "speculative")}
+
+
+def test_a_prometheus_that_is_not_there_is_named_with_the_query() -> None:
+    with pytest.raises(render.NoPrometheusError) as caught:
+        render.read_points("http://127.0.0.1:9", Query("up", "up"), {}, (1000.0, 1010.0))
+    assert str(caught.value) == "http://127.0.0.1:9: cannot be reached: Connection refused: up"
 
 
 def test_a_legend_is_filled_as_grafana_fills_it() -> None:

@@ -127,7 +127,7 @@ def test_run_module_passes_exit_code_and_output_through(checkout: Path) -> None:
 def test_a_trace_that_finds_the_disk_full_names_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def record(*args: object, **kwargs: object) -> SimpleNamespace:
+    def record(*args: object, **kwargs: object) -> SimpleNamespace:
         return SimpleNamespace(trace=None)
 
     def fail(*args: object) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from loadtest.client.record import RequestLabel, RequestRecord, from_row, read_records, to_row, torn_line
 from serving.core.request import Outcome
+from tests.unit.loadtest import runs
 
 INSTANTS = st.floats(min_value=0, max_value=1e6)
 RECORDS = st.builds(
@@ -100,3 +101,10 @@ def test_a_last_line_without_an_end_is_left_out_and_told(tmp_path: Path) -> None
 def test_records_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=re.escape(f"{tmp_path}: cannot be read: Is a directory")):
         list(read_records(tmp_path))
+
+
+def test_a_torn_last_line_costs_that_record_only(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    row = to_row(runs.record("batched"))
+    path.write_text(f"{row}\n{row[:-30]}")
+    assert len(list(read_records(path))) == 1

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from loadtest.judge.intervals import (
     geometric_mean_of_repeats,
+    mean_of_rates,
     mean_of_repeats,
     order_statistics,
     percentile_estimate,
@@ -146,3 +147,9 @@ def test_the_ratio_of_two_samples_finds_the_truth_and_repeats() -> None:
     assert found == percentile_ratio(slow, fast, 50, seed=3)
     assert found != percentile_ratio(slow, fast, 50, seed=4)
     assert percentile_ratio([], fast, 50) is None
+
+
+def test_a_rate_is_never_below_zero() -> None:
+    found = mean_of_rates([10.0, 400.0])
+    assert found is not None
+    assert found.low == 0

@@ -101,3 +101,16 @@ def test_the_experiments_that_are_shipped_make_plans(path: Path) -> None:
     plan = experiment.make_plan(asked, "http://h:1", LAB, seed=1)
     assert plan.stages
     assert plan.name == path.stem
+
+
+def test_the_parts_of_a_mixture_are_one_workload() -> None:
+    assert experiment.split_names("copy,mixed:chat=3,copy=1,story") == (
+        "copy",
+        "mixed:chat=3,copy=1",
+        "story",
+    )
+
+
+def test_stopping_early_needs_an_objective() -> None:
+    with pytest.raises(ValueError, match="stop_early needs an objective"):
+        experiment.check({"stop_early": True}, "flags")

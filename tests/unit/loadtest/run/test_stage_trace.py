@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.client.step_recording import recording
 from loadtest.lesson.traced_lab import LessonError, Question, find_lab
 from loadtest.offer.load import ClosedLoop
 from loadtest.run import stage_trace
@@ -19,6 +18,7 @@ from loadtest.run.directory import StageTrace
 from loadtest.run.experiment import check
 from loadtest.run.plan import Plan, StagePlan
 from loadtest.run.stage_trace import tracing
+from serving.tracing.recording import recording
 from serving.tracing.trace_file import Trace, read_trace
 from tests.unit.loadtest.lesson.scripted_lab import ScriptedLab, scripted_lab
 

@@ -14,7 +14,7 @@ from loadtest.judge.slo import parse_slo
 from loadtest.offer.load import Arrival, ClosedLoop, constant_rate
 from loadtest.run import traffic as traffic_module
 from loadtest.run.plan import Plan, StagePlan
-from loadtest.run.sender import Sender
+from loadtest.run.sender import Sender, slug
 from loadtest.run.traffic import ClosedTraffic, OpenTraffic, Traffic
 from serving.core.request import Outcome
 
@@ -213,3 +213,11 @@ def test_lanes_are_asked_the_same_and_salted_by_the_run(bench: Bench) -> None:
     other.send(client, StagePlan("batched", "copy", ClosedLoop(1), 3), 0, 0.0)  # type: ignore[arg-type]
     assert client.bodies[0]["messages"] == ours[0]["messages"]
     assert client.bodies[0]["cache_salt"] != ours[0]["cache_salt"]
+
+
+def test_the_ids_of_odd_workloads_are_short_ascii_and_distinct() -> None:
+    keys = [f"batched/file:{'x' * 200}{end}.jsonl/8 users" for end in "ab"] + ["b/プ.jsonl", "b/ロ.jsonl"]
+    slugs = [slug(key) for key in keys]
+    assert len(set(slugs)) == len(keys)
+    assert all(slug.isascii() and len(slug) < 72 for slug in slugs)
+    assert slug(StagePlan("batched", "copy", ClosedLoop(8), 8).key) == "batched-copy-8-users"

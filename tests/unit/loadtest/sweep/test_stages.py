@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from loadtest.analysis.stage_summary import Repeat, make_repeat
+from loadtest.judge.capacity import SearchSettings
+from loadtest.judge.slo import parse_slo
 from loadtest.run.plan import StagePlan, arrivals_of
 from loadtest.sweep.settings import SWEEP_FILE, SweepSettings, read_settings, write_settings
-from loadtest.sweep.stages import CapacitySweep
+from loadtest.sweep.stages import CapacitySweep, ProbeLength
 from tests.unit.loadtest import runs
 
 SETTINGS = SweepSettings(
@@ -124,3 +126,24 @@ def test_other_settings_are_refused_with_both_values(tmp_path: Path) -> None:
         SETTINGS.refuse_others(tmp_path, {"workload": "story", "first_rate_per_s": 4.0}, OPTIONS)
     with pytest.raises(ValueError, match=r"--lanes was batched,speculative, is batched; "):
         SETTINGS.refuse_others(tmp_path, {"lanes": ("batched",)}, OPTIONS)
+
+
+def slow_sweep(lowest_rate_per_s: float) -> CapacitySweep:
+    """Begins at 0.02 requests/s, in probes of 2 s at most."""
+    return CapacitySweep(
+        ["batched"],
+        "copy",
+        parse_slo("ttft<1s"),
+        SearchSettings(0.02, lowest_rate_per_s=lowest_rate_per_s),
+        ProbeLength(1, 1, 2),
+        process="poisson",
+        output_tokens=8,
+        seed=1,
+    )
+
+
+def test_a_low_rate_has_a_schedule_and_the_lowest_is_the_last() -> None:
+    stage = slow_sweep(lowest_rate_per_s=0.02).next_stage()
+    assert stage is not None
+    assert stage.requests >= 1
+    assert slow_sweep(lowest_rate_per_s=0.03).next_stage() is None
