@@ -18,6 +18,7 @@ CPUINFO = Path("/proc/cpuinfo")
 OS_RELEASE = Path("/etc/os-release")
 NVIDIA_SMI_TIMEOUT_S = 10
 CONNECT_TIMEOUT_S = 5
+GIB = 2**30
 
 
 def describe() -> dict[str, Any]:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from loadtest.crosscheck.figures import Figures, arrivals_per_s, from_sent
 from loadtest.crosscheck.tools import Job, Named, Tool
+from serving.core.engine_paths import SENT_PATH
 
-SENT_PATH = "/tandem/engine/sent"
 TOOL_LIMIT_S = 120
 STOP_LIMIT_S = 10
 

@@ -18,12 +18,12 @@ from starlette.types import ASGIApp
 
 from serving import machine, model_store
 from serving.config import LaneConfig, ModelConfig, SpeculationConfig
+from serving.core.addresses import LOOPBACK
 from serving.core.errors import ConfigError
 from serving.engines.base import EngineFacts, EngineTally, FinishedRequest
 from serving.engines.steps.log import PATH_VARIABLE, StepLog
 
 logger = logging.getLogger(__name__)
-GIB = 1024**3
 
 
 def choose_device(model: ModelConfig) -> str:
@@ -59,7 +59,7 @@ def environment(lane: LaneConfig, model: ModelConfig) -> dict[str, str]:
         found["VLLM_CPU_OMP_THREADS_BIND"] = cores
         # A CPU engine is one process group on one machine; its workers have no business on the network.
         found["GLOO_SOCKET_IFNAME"] = "lo"
-        found["VLLM_HOST_IP"] = "127.0.0.1"
+        found["VLLM_HOST_IP"] = LOOPBACK
     return found
 
 
@@ -79,7 +79,7 @@ def command_line(
         "--enable-prefix-caching" if lane.prefix_caching else "--no-enable-prefix-caching",
     ]  # fmt: skip
     if device == "cpu":
-        arguments += ["--enforce-eager", "--kv-cache-memory-bytes", str(int(lane.kv_cache_gib * GIB))]
+        arguments += ["--enforce-eager", "--kv-cache-memory-bytes", str(int(lane.kv_cache_gib * machine.GIB))]
     else:
         arguments += ["--gpu-memory-utilization", str(lane.gpu_memory_utilization)]
     if lane.speculation is not None:
