@@ -1,4 +1,6 @@
-"""The composition root: Ray Serve deployments made of the parts. The only module that imports Ray.
+"""The composition root: Ray Serve deployments made of the parts.
+
+Beside `ray_environment`, which prepares for it, the only module that imports Ray.
 
 scheduler   one replica; admission, order, placement
 gateway     N replicas behind Ray Serve's HTTP proxy; the OpenAI API

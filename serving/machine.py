@@ -1,4 +1,4 @@
-"""What this machine is: processor, instruction sets, memory, GPUs. For reports, doctor and dtype."""
+"""What this machine is: processor, instruction sets, memory, GPUs; and what keeps an address from being used."""
 
 from __future__ import annotations
 

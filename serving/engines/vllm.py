@@ -1,5 +1,5 @@
-"""vLLM behind its own OpenAI application. With `vllm_steps` the only module that imports vLLM, and it does so late:
-the environment that vLLM reads at import must be set first."""
+"""vLLM behind its own OpenAI application. It imports vLLM late: the environment that vLLM reads at import must be
+set first. Else only `steps.vllm_schedulers` imports it, and that inside vLLM's own process."""
 
 from __future__ import annotations
 
