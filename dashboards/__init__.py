@@ -1,1 +1,1 @@
-"""Grafana dashboards built from specs, Prometheus' rules, and pictures of both without Grafana."""
+"""Grafana's dashboards built from specs, pictures of them without Grafana, and Prometheus' rules."""

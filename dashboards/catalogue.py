@@ -7,8 +7,8 @@ from dashboards.load_test import LOAD_TEST
 from dashboards.scheduler import SCHEDULER
 from dashboards.speculation import SPECULATION
 from dashboards.tension import TENSION
+from serving.metrics import names
 
 DASHBOARDS = (TENSION, SCHEDULER, SPECULATION, ENGINES, LOAD_TEST)
-RUN_ANNOTATION = (
-    "max(tandem_load_run_active) == 1"  # samples in a row make one region: its ends are the run's
-)
+# Samples in a row make one region: its ends are the run's.
+RUN_ANNOTATION = f"max({names.LOAD_RUN_ACTIVE.name}) == 1"

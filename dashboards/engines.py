@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dashboards.spec import Dashboard, Panel, Query, Row
+from dashboards.spec import REPLICA, Dashboard, Panel, Query, Row, per_second
 from serving.metrics import names
-
-REPLICA = '{lane=~"$lane",replica=~"$replica"}'
 
 NOT_MEASURED = "nobody has measured this machine yet: python -m serving.ceilings"
 
 
 def _rate(metric: str) -> str:
-    return f"sum by (lane, replica) (rate({metric}{REPLICA}[1m]))"
+    return per_second(metric, REPLICA, "lane, replica")
 
 
 ENGINES = Dashboard(
@@ -27,9 +25,9 @@ ENGINES = Dashboard(
                     "The engine's own counts; requests should wait in the scheduler and not in here.",
                     "short",
                     (
-                        Query(f"tandem_engine_running_requests{REPLICA}", "{{replica}} running"),
+                        Query(f"{names.ENGINE_RUNNING.name}{REPLICA}", "{{replica}} running"),
                         Query(
-                            f"tandem_engine_waiting_requests{REPLICA} > 0",
+                            f"{names.ENGINE_WAITING.name}{REPLICA} > 0",
                             "{{replica}} waiting",
                             "nothing waits in an engine while dispatch_margin is 0",
                         ),
@@ -70,7 +68,7 @@ ENGINES = Dashboard(
                     "Busy",
                     "Share of the time spent in steps; a replica that is busy all the time is full.",
                     "percentunit",
-                    (Query(_rate("tandem_engine_busy_seconds_total"), "{{replica}}"),),
+                    (Query(_rate(names.ENGINE_BUSY.name), "{{replica}}"),),
                     width=8,
                 ),
             ),
@@ -110,7 +108,7 @@ ENGINES = Dashboard(
                     "Host memory",
                     "Proportional set size of each replica's processes.",
                     "bytes",
-                    (Query(f"tandem_replica_memory_bytes{REPLICA}", "{{replica}}"),),
+                    (Query(f"{names.REPLICA_MEMORY.name}{REPLICA}", "{{replica}}"),),
                     width=6,
                 ),
             ),
@@ -124,7 +122,7 @@ ENGINES = Dashboard(
                     "flops",
                     (
                         Query(_rate(names.VLLM_FLOPS), "{{replica}}"),
-                        Query("max(tandem_machine_flops_per_second)", "measured ceiling", NOT_MEASURED),
+                        Query(f"max({names.MACHINE_FLOPS.name})", "measured ceiling", NOT_MEASURED),
                     ),
                 ),
                 Panel(
@@ -135,7 +133,7 @@ ENGINES = Dashboard(
                         Query(
                             f"{_rate(names.VLLM_READ_BYTES)} + {_rate(names.VLLM_WRITE_BYTES)}", "{{replica}}"
                         ),
-                        Query("max(tandem_machine_copy_bytes_per_second)", "measured ceiling", NOT_MEASURED),
+                        Query(f"max({names.MACHINE_COPY.name})", "measured ceiling", NOT_MEASURED),
                     ),
                 ),
                 Panel(

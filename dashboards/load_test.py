@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from dashboards.spec import Dashboard, Panel, Query, Row
+from dashboards.spec import LANE, Dashboard, Panel, Query, Row, per_second
+from serving.metrics import names
+from serving.metrics.names import Metric
 
 LOAD = '{lane=~"$lane",workload=~"$workload"}'
-LANE = '{lane=~"$lane"}'
 
 
-def _latency(title: str, figure: str, description: str) -> Panel:
+def _latency(title: str, client: Metric, server: Metric, description: str) -> Panel:
     return Panel(
         title,
         description,
         "s",
         (
-            Query(f"lane:tandem_load_{figure}_seconds:p50{LOAD}", "{{lane}} {{workload}} client p50"),
-            Query(f"lane:tandem_load_{figure}_seconds:p95{LOAD}", "{{lane}} {{workload}} client p95"),
-            Query(f"lane:tandem_{figure}_seconds:p50{LANE}", "{{lane}} server p50"),
-            Query(f"lane:tandem_{figure}_seconds:p95{LANE}", "{{lane}} server p95"),
+            Query(f"lane:{client.name}:p50{LOAD}", "{{lane}} {{workload}} client p50"),
+            Query(f"lane:{client.name}:p95{LOAD}", "{{lane}} {{workload}} client p95"),
+            Query(f"lane:{server.name}:p50{LANE}", "{{lane}} server p50"),
+            Query(f"lane:{server.name}:p95{LANE}", "{{lane}} server p95"),
         ),
     )
 
@@ -36,11 +37,11 @@ LOAD_TEST = Dashboard(
                     "reqps",
                     (
                         Query(
-                            f"sum by (lane, workload) (rate(tandem_load_due_requests_total{LOAD}[1m]))",
+                            per_second(names.LOAD_DUE.name, LOAD, "lane, workload"),
                             "{{lane}} {{workload}} offered",
                         ),
                         Query(
-                            f"sum by (lane, workload) (rate(tandem_load_sent_requests_total{LOAD}[1m]))",
+                            per_second(names.LOAD_SENT.name, LOAD, "lane, workload"),
                             "{{lane}} {{workload}} achieved",
                         ),
                     ),
@@ -50,14 +51,19 @@ LOAD_TEST = Dashboard(
                     "Users",
                     "Users of a closed loop, or requests in flight of an open one; rising without end is overload.",
                     "short",
-                    (Query(f"sum by (lane, workload) (tandem_load_users{LOAD})", "{{lane}} {{workload}}"),),
+                    (
+                        Query(
+                            f"sum by (lane, workload) ({names.LOAD_USERS.name}{LOAD})",
+                            "{{lane}} {{workload}}",
+                        ),
+                    ),
                     width=8,
                 ),
                 Panel(
                     "Run",
                     "1 while a load run is on; its start and end are marked in every panel.",
                     "short",
-                    (Query("max(tandem_load_run_active)", "run"),),
+                    (Query(f"max({names.LOAD_RUN_ACTIVE.name})", "run"),),
                     width=8,
                 ),
             ),
@@ -67,12 +73,14 @@ LOAD_TEST = Dashboard(
             (
                 _latency(
                     "Time to first token",
-                    "ttft",
+                    names.LOAD_TTFT,
+                    names.TTFT,
                     "From the instant a request was due, and from its arrival at the gateway; apart, it left late.",
                 ),
                 _latency(
                     "Time per output token",
-                    "tpot",
+                    names.LOAD_TPOT,
+                    names.TPOT,
                     "By the client's and by the gateway's own stamps; the two should lie on each other.",
                 ),
             ),
@@ -86,12 +94,15 @@ LOAD_TEST = Dashboard(
                     "reqps",
                     (
                         Query(
-                            'sum by (lane) (rate(tandem_load_requests_total{lane=~"$lane",'
-                            'workload=~"$workload",outcome="completed"}[1m]))',
+                            per_second(
+                                names.LOAD_REQUESTS.name,
+                                '{lane=~"$lane",workload=~"$workload",outcome="completed"}',
+                                "lane",
+                            ),
                             "{{lane}} client",
                         ),
                         Query(
-                            'sum by (lane) (rate(tandem_requests_total{lane=~"$lane",outcome="completed"}[1m]))',
+                            per_second(names.REQUESTS.name, '{lane=~"$lane",outcome="completed"}', "lane"),
                             "{{lane}} server",
                         ),
                     ),
@@ -103,12 +114,10 @@ LOAD_TEST = Dashboard(
                     "suffix: tokens/s",
                     (
                         Query(
-                            f"sum by (lane) (rate(tandem_load_output_tokens_total{LOAD}[1m]))",
+                            per_second(names.LOAD_OUTPUT_TOKENS.name, LOAD, "lane"),
                             "{{lane}} client",
                         ),
-                        Query(
-                            f"sum by (lane) (rate(tandem_output_tokens_total{LANE}[1m]))", "{{lane}} server"
-                        ),
+                        Query(per_second(names.OUTPUT_TOKENS.name, LANE, "lane"), "{{lane}} server"),
                     ),
                     width=8,
                 ),
@@ -118,8 +127,11 @@ LOAD_TEST = Dashboard(
                     "reqps",
                     (
                         Query(
-                            "sum by (lane, outcome) (rate(tandem_load_requests_total{"
-                            'lane=~"$lane",workload=~"$workload",outcome!="completed"}[1m]))',
+                            per_second(
+                                names.LOAD_REQUESTS.name,
+                                '{lane=~"$lane",workload=~"$workload",outcome!="completed"}',
+                                "lane, outcome",
+                            ),
                             "{{lane}} {{outcome}}",
                             "every request completed",
                         ),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dashboards.spec import Dashboard, Panel, Query, Row
+from dashboards.spec import LANE, REPLICA, Dashboard, Panel, Query, Row, per_second
+from serving.metrics import names
 
-LANE = '{lane=~"$lane"}'
-REPLICA = '{lane=~"$lane",replica=~"$replica"}'
 TENANT = '{tenant=~"$tenant"}'
+LANE_OR_ANY = '{lane=~"$lane|any"}'
 
 SCHEDULER = Dashboard(
     "scheduler",
@@ -21,8 +21,8 @@ SCHEDULER = Dashboard(
                     "Requests in the queue by priority band; the line is the most that may wait.",
                     "short",
                     (
-                        Query("sum by (band) (tandem_waiting_by_band_requests)", "{{band}}"),
-                        Query("max(tandem_waiting_limit_requests)", "limit"),
+                        Query(f"sum by (band) ({names.WAITING_BY_BAND.name})", "{{band}}"),
+                        Query(f"max({names.WAITING_LIMIT.name})", "limit"),
                     ),
                 ),
                 Panel(
@@ -31,7 +31,7 @@ SCHEDULER = Dashboard(
                     "short",
                     (
                         Query(
-                            f"sum by (tenant) (tandem_waiting_by_tenant_requests{TENANT})",
+                            f"sum by (tenant) ({names.WAITING_BY_TENANT.name}{TENANT})",
                             "{{tenant}}",
                             "no request has had to wait yet",
                         ),
@@ -42,7 +42,7 @@ SCHEDULER = Dashboard(
                     "Wait by band, p95",
                     "Arrival at the scheduler to the grant of a lease; higher bands should wait less.",
                     "s",
-                    (Query("band:tandem_queue_wait_seconds:p95", "{{band}}"),),
+                    (Query(f"band:{names.QUEUE_WAIT.name}:p95", "{{band}}"),),
                 ),
                 Panel(
                     "Wait by tenant, p95",
@@ -51,7 +51,7 @@ SCHEDULER = Dashboard(
                     (
                         Query(
                             "histogram_quantile(0.95, sum by (tenant, le) "
-                            f"(rate(tandem_tenant_queue_wait_seconds_bucket{TENANT}[1m])))",
+                            f"(rate({names.TENANT_QUEUE_WAIT.name}_bucket{TENANT}[1m])))",
                             "{{tenant}}",
                         ),
                     ),
@@ -66,9 +66,9 @@ SCHEDULER = Dashboard(
                     "Leases granted and requests refused; together all that was decided.",
                     "reqps",
                     (
-                        Query(f"sum(rate(tandem_queue_wait_seconds_count{LANE}[1m]))", "granted"),
+                        Query(per_second(f"{names.QUEUE_WAIT.name}_count", LANE), "granted"),
                         Query(
-                            'sum(rate(tandem_refusals_total{lane=~"$lane|any"}[1m]))',
+                            per_second(names.REFUSALS.name, LANE_OR_ANY),
                             "refused",
                         ),
                     ),
@@ -80,7 +80,7 @@ SCHEDULER = Dashboard(
                     "reqps",
                     (
                         Query(
-                            'sum by (reason) (rate(tandem_refusals_total{lane=~"$lane|any"}[1m])) > 0',
+                            f"{per_second(names.REFUSALS.name, LANE_OR_ANY, 'reason')} > 0",
                             "{{reason}}",
                             "nothing was refused",
                         ),
@@ -92,11 +92,7 @@ SCHEDULER = Dashboard(
                     "Refusals by lane",
                     "Requests turned away by the lane they pinned; any stands for those that pinned none.",
                     "reqps",
-                    (
-                        Query(
-                            'sum by (lane) (rate(tandem_refusals_total{lane=~"$lane|any"}[1m]))', "{{lane}}"
-                        ),
-                    ),
+                    (Query(per_second(names.REFUSALS.name, LANE_OR_ANY, "lane"), "{{lane}}"),),
                     kind="stack",
                     width=8,
                 ),
@@ -109,7 +105,7 @@ SCHEDULER = Dashboard(
                     "Outstanding tokens",
                     "Tokens reserved by the leases of each replica; those of a lane should run together.",
                     "suffix: tokens",
-                    (Query(f"tandem_outstanding_tokens{REPLICA}", "{{replica}}"),),
+                    (Query(f"{names.OUTSTANDING_TOKENS.name}{REPLICA}", "{{replica}}"),),
                 ),
                 Panel(
                     "Imbalance",
@@ -117,8 +113,8 @@ SCHEDULER = Dashboard(
                     "suffix: x",
                     (
                         Query(
-                            f"max by (lane) (tandem_outstanding_tokens{LANE}) / "
-                            f"(avg by (lane) (tandem_outstanding_tokens{LANE}) > 0)",
+                            f"max by (lane) ({names.OUTSTANDING_TOKENS.name}{LANE}) / "
+                            f"(avg by (lane) ({names.OUTSTANDING_TOKENS.name}{LANE}) > 0)",
                             "{{lane}}",
                             "no token is outstanding at this instant",
                         ),
@@ -130,7 +126,7 @@ SCHEDULER = Dashboard(
                     "percentunit",
                     (
                         Query(
-                            f"tandem_running_requests{REPLICA} / tandem_running_limit_requests{REPLICA}",
+                            f"{names.RUNNING.name}{REPLICA} / {names.RUNNING_LIMIT.name}{REPLICA}",
                             "{{replica}}",
                         ),
                     ),
@@ -139,7 +135,7 @@ SCHEDULER = Dashboard(
                     "Breakers",
                     "0 closed, 1 half open with one probe, 2 open: nothing is sent there.",
                     "short",
-                    (Query(f"tandem_breaker_state{REPLICA}", "{{replica}}"),),
+                    (Query(f"{names.BREAKER.name}{REPLICA}", "{{replica}}"),),
                     thresholds=((1, "orange"), (2, "red")),
                     width=6,
                 ),
@@ -149,7 +145,7 @@ SCHEDULER = Dashboard(
                     "reqps",
                     (
                         Query(
-                            f"sum by (outcome) (rate(tandem_reroutes_total{LANE}[1m]))",
+                            per_second(names.REROUTES.name, LANE, "outcome"),
                             "{{outcome}}",
                         ),
                     ),
@@ -166,7 +162,7 @@ SCHEDULER = Dashboard(
                     "suffix: tokens/s",
                     (
                         Query(
-                            f"sum by (tenant) (rate(tandem_tenant_output_tokens_total{TENANT}[1m]))",
+                            per_second(names.TENANT_OUTPUT_TOKENS.name, TENANT, "tenant"),
                             "{{tenant}}",
                         ),
                     ),
@@ -176,11 +172,7 @@ SCHEDULER = Dashboard(
                     "Requests by tenant",
                     "Requests ended by tenant, whatever became of them.",
                     "reqps",
-                    (
-                        Query(
-                            f"sum by (tenant) (rate(tandem_tenant_requests_total{TENANT}[1m]))", "{{tenant}}"
-                        ),
-                    ),
+                    (Query(per_second(names.TENANT_REQUESTS.name, TENANT, "tenant"), "{{tenant}}"),),
                     kind="stack",
                 ),
             ),

@@ -10,16 +10,22 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from serving.metrics import names
+
 Kind = Literal["lines", "stack", "stat"]
 Colour = Literal["green", "orange", "red"]
 
+# Selectors of what is chosen.
+LANE = '{lane=~"$lane"}'
+REPLICA = '{lane=~"$lane",replica=~"$replica"}'
+
 # Where the values of each variable come from.
 VARIABLES = {
-    "lane": "label_values(tandem_wanted_replicas, lane)",
-    "replica": 'label_values(tandem_running_requests{lane=~"$lane"}, replica)',
-    "tenant": "label_values(tandem_tenant_requests_total, tenant)",
-    "workload": "label_values(tandem_load_due_requests_total, workload)",
-    "plain": "label_values(tandem_wanted_replicas, lane)",
+    "lane": f"label_values({names.WANTED_REPLICAS.name}, lane)",
+    "replica": f"label_values({names.RUNNING.name}{LANE}, replica)",
+    "tenant": f"label_values({names.TENANT_REQUESTS.name}, tenant)",
+    "workload": f"label_values({names.LOAD_DUE.name}, workload)",
+    "plain": f"label_values({names.WANTED_REPLICAS.name}, lane)",
 }
 # The lane that others are compared with: one value, never All.
 SINGLE_VARIABLES = {"plain": "batched"}
@@ -101,6 +107,16 @@ class Dashboard:
         for name in tuple(used):
             used |= set(re.findall(r"\$(\w+)", VARIABLES[name]))
         return tuple(name for name in VARIABLES if name in used)
+
+
+def per_second(metric: str, selector: str, by: str = "") -> str:
+    """PromQL for what a counter gains each second.
+
+    Args:
+        metric: a name of `serving.metrics.names`.
+        by: labels to keep, with commas between; none: one sum of all.
+    """
+    return f"sum{f' by ({by}) ' if by else ''}(rate({metric}{selector}[1m]))"
 
 
 def filled(expr: str, values: dict[str, str]) -> str:

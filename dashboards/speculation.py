@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dashboards.spec import Dashboard, Panel, Query, Row
+from dashboards.spec import LANE, Dashboard, Panel, Query, Row, per_second
 from serving.metrics import names
 
-LANE = '{lane=~"$lane"}'
 PLAIN = '{lane="$plain"}'
 
 
 def _rate(metric: str, by: str = "lane") -> str:
-    return f"sum by ({by}) (rate({metric}{LANE}[1m]))"
+    return per_second(metric, LANE, by)
 
 
 def _over_plain(metric: str) -> str:
@@ -84,8 +83,8 @@ SPECULATION = Dashboard(
                     "suffix: x",
                     (
                         Query(
-                            f"lane:tandem_tpot_seconds:p50{PLAIN} "
-                            f"/ on () group_right () lane:tandem_tpot_seconds:p50{LANE}",
+                            f"lane:{names.TPOT.name}:p50{PLAIN} "
+                            f"/ on () group_right () lane:{names.TPOT.name}:p50{LANE}",
                             "{{lane}}",
                         ),
                         Query("vector(1)", "no gain"),
@@ -118,7 +117,7 @@ SPECULATION = Dashboard(
                     "Requests running per replica",
                     "The load under which the other panels stand: verification is cheap while the batch is small.",
                     "short",
-                    (Query(f"avg by (lane) (tandem_running_requests{LANE})", "{{lane}}"),),
+                    (Query(f"avg by (lane) ({names.RUNNING.name}{LANE})", "{{lane}}"),),
                 ),
             ),
         ),

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dashboards.spec import Dashboard, Panel, Query, Row
+from dashboards.spec import LANE, Dashboard, Panel, Query, Row, per_second
+from serving.metrics import names
+from serving.metrics.names import Metric
 
-LANE = '{lane=~"$lane"}'
 
-
-def _quantiles(metric: str) -> tuple[Query, ...]:
-    return tuple(Query(f"lane:{metric}:{q}{LANE}", f"{{{{lane}}}} {q}") for q in ("p50", "p95"))
+def _quantiles(metric: Metric) -> tuple[Query, ...]:
+    return tuple(Query(f"lane:{metric.name}:{q}{LANE}", f"{{{{lane}}}} {q}") for q in ("p50", "p95"))
 
 
 def _limit(figure: str) -> Query:
-    return Query(f'max(tandem_slo_limit_seconds{{figure="{figure}"}})', "limit of the SLO")
+    return Query(f'max({names.SLO_LIMIT.name}{{figure="{figure}"}})', "limit of the SLO")
 
 
 TENSION = Dashboard(
@@ -33,7 +33,7 @@ TENSION = Dashboard(
                     "Requests running",
                     "Requests on the replicas; more of them share each step.",
                     "short",
-                    (Query(f"sum by (lane) (tandem_running_requests{LANE})", "{{lane}}"),),
+                    (Query(f"sum by (lane) ({names.RUNNING.name}{LANE})", "{{lane}}"),),
                 ),
             ),
         ),
@@ -44,13 +44,13 @@ TENSION = Dashboard(
                     "Time to first token",
                     "TTFT at the gateway, waiting included; it runs away where requests wait.",
                     "s",
-                    (*_quantiles("tandem_ttft_seconds"), _limit("ttft")),
+                    (*_quantiles(names.TTFT), _limit("ttft")),
                 ),
                 Panel(
                     "Time per output token",
                     "TPOT at the gateway; it grows with the batch, which is the price of throughput.",
                     "s",
-                    (*_quantiles("tandem_tpot_seconds"), _limit("tpot")),
+                    (*_quantiles(names.TPOT), _limit("tpot")),
                 ),
             ),
         ),
@@ -70,7 +70,7 @@ TENSION = Dashboard(
                     "percentunit",
                     (
                         Query(f"lane:tandem_slo:attainment_1m{LANE}", "{{lane}}"),
-                        Query("max(tandem_slo_objective_ratio)", "objective"),
+                        Query(f"max({names.SLO_OBJECTIVE.name})", "objective"),
                     ),
                     width=8,
                 ),
@@ -100,8 +100,8 @@ TENSION = Dashboard(
                     "Requests in the scheduler's queue; those that leave the choice to it count as any.",
                     "short",
                     (
-                        Query(f"sum by (lane) (tandem_waiting_requests{LANE})", "{{lane}}"),
-                        Query('sum by (lane) (tandem_waiting_requests{lane="any"})', "{{lane}}"),
+                        Query(f"sum by (lane) ({names.WAITING.name}{LANE})", "{{lane}}"),
+                        Query(f'sum by (lane) ({names.WAITING.name}{{lane="any"}})', "{{lane}}"),
                     ),
                     kind="stat",
                     width=8,
@@ -112,7 +112,7 @@ TENSION = Dashboard(
                     "reqps",
                     (
                         Query(
-                            'sum by (outcome) (rate(tandem_requests_total{lane=~"$lane|"}[1m]))',
+                            per_second(names.REQUESTS.name, '{lane=~"$lane|"}', "outcome"),
                             "{{outcome}}",
                         ),
                     ),

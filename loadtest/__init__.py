@@ -1,4 +1,4 @@
 """The load lab: drives a running lab over HTTP, measures it at the client, and writes the report.
 
-Only `locustfile` and `bench` import Locust, which patches the interpreter.
+Only `bench`, `by_hand` and `locustfile` import Locust, which patches the interpreter, and `sweep` runs on `bench`.
 """

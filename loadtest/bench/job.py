@@ -41,7 +41,6 @@ from serving.progress import Say, progress
 from serving.roofline import Roofline, kept_ceilings, roofline_of
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-DEFAULT_URL = "http://127.0.0.1:8000"
 CEILING_S = 2.0
 CEILING_STREAMS = 32  # for a run of open loops, whose width is not known before
 

@@ -23,7 +23,8 @@ from typing import Any, TextIO
 import click
 import httptools
 
-HOST = "127.0.0.1"
+from serving.core.addresses import LOOPBACK
+
 DEFAULT_MAX_TOKENS = 16
 PROMPT_TOKENS = 8
 
@@ -261,7 +262,7 @@ def listen(port: int) -> socket.socket:
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    sock.bind((HOST, port))
+    sock.bind((LOOPBACK, port))
     sock.listen(4096)
     return sock
 
@@ -273,7 +274,7 @@ async def _run(server: NoopServer, sock: socket.socket, stops_with_stdin: bool) 
         loop.add_signal_handler(number, task.cancel)
     if stops_with_stdin:
         loop.add_reader(sys.stdin.fileno(), task.cancel)
-    click.echo(f"http://{HOST}:{sock.getsockname()[1]}")
+    click.echo(f"http://{LOOPBACK}:{sock.getsockname()[1]}")
     await asyncio.wait([task])
     if not task.cancelled():
         task.result()

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from loadtest.crosscheck.figures import Figures, arrivals_per_s, from_sent
 from loadtest.crosscheck.tools import Job, Named, Tool
+from serving.core.engine_paths import SENT_PATH
 from serving.core.http_get import GetError, get
 
-SENT_PATH = "/tandem/engine/sent"
 TOOL_LIMIT_S = 120
 STOP_LIMIT_S = 10
 

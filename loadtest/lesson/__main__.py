@@ -16,6 +16,7 @@ from loadtest.client.lab import LabError
 from loadtest.lesson.page import render
 from loadtest.lesson.teach import teach
 from loadtest.lesson.traced_lab import LessonError, find_lab
+from serving.core.addresses import GATEWAY_URL
 from serving.core.exit_codes import ExitCode
 from serving.progress import progress
 from serving.run_directory import RUNS_DIR, create_run_dir
@@ -28,7 +29,7 @@ from serving.run_directory import RUNS_DIR, create_run_dir
 )
 @click.option(
     "--base-url",
-    default="http://127.0.0.1:8000",
+    default=GATEWAY_URL,
     help="Where the lab is.  [default: the one that runs here]",
 )
 @click.option(

@@ -5,7 +5,7 @@ Times are those of engine steps: HTTP, gateway and this process are in none of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from statistics import fmean, median
@@ -16,9 +16,9 @@ from loadtest.lesson.traced_lab import Question, TracedLab
 from loadtest.offer.prompt_tokens import BYTE_ESTIMATE
 from loadtest.offer.prompts import Slot, copy
 from serving.core.lane import Strategy
+from serving.progress import Say
 from serving.tracing.events import Phase, StepEvent
 
-Say = Callable[[str], None]
 NS_PER_S = 1e9
 
 OPENING = "The lighthouse keeper counted the ships that passed in the night, and"

@@ -9,13 +9,14 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from loadtest.lesson import measure
-from loadtest.lesson.measure import LeftOutError, Queue, Say, Scoring, StepSize, Timeline
+from loadtest.lesson.measure import LeftOutError, Queue, Scoring, StepSize, Timeline
 from loadtest.lesson.text import TokenText
 from loadtest.lesson.traced_lab import LessonError, TracedLab
 from loadtest.offer.prompt_tokens import tokenizer_of
 from serving import ceilings, machine
 from serving.ceilings import Ceilings
 from serving.core.lane import Strategy
+from serving.progress import Say
 from serving.roofline import Roofline, roofline_of
 
 Found = TypeVar("Found")

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Protocol
 
 from serving import model_store
+from serving.core.request import BYTES_PER_TOKEN
 
-BYTES_PER_TOKEN = 4  # a usual ratio for English text
 TOKENIZER_FILE = "tokenizer.json"
 
 

@@ -1,1 +1,1 @@
-"""Proofs of our own tools: how many streams the client holds, and what a recording costs."""
+"""Proofs of our own tools: what a recording costs."""

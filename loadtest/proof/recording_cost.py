@@ -17,6 +17,7 @@ import click
 from loadtest.client.lab import LabError, describe_lab
 from loadtest.judge.estimate import Estimate
 from loadtest.judge.intervals import percentile_estimate
+from serving.core.addresses import GATEWAY_URL
 from serving.core.client_key import key_headers
 from serving.core.exit_codes import ExitCode
 from serving.core.http_get import GetError, get, post
@@ -35,7 +36,7 @@ MARGIN_S = 60.0  # how much longer than a window a recording may last
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
     help="Measure what recording steps costs on the running lab. Nothing else should use it meanwhile.",
 )
-@click.option("--base-url", default="http://127.0.0.1:8000")
+@click.option("--base-url", default=GATEWAY_URL)
 @click.option("--lane", default="batched")
 @click.option("--concurrency", type=click.IntRange(1, 64), default=8, help="Requests that run all the time.")
 @click.option("--pairs", type=click.IntRange(6, 1000), default=60, help="Windows with, and as many without.")

@@ -1,7 +1,4 @@
-"""Writes a run's report, or compares two: `python -m loadtest.report runs/<id> [runs/<id>]`.
-
-Everything is made again from requests.jsonl and run.json, so a report can be rebuilt after a change.
-"""
+"""A run's report: the files made of its requests.jsonl and run.json, and what a terminal shows of it."""
 
 from __future__ import annotations
 

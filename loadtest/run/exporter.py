@@ -18,6 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from loadtest.client.record import RequestRecord
+from serving.core.addresses import LOOPBACK
 from serving.core.latency import e2e_latency_s, tpot_s, ttft_s
 from serving.metrics import names
 from serving.progress import Say
@@ -25,7 +26,6 @@ from serving.progress import Say
 PORT_VARIABLE = "TANDEM_LOAD_METRICS_PORT"
 ADDRESS_VARIABLE = "TANDEM_LOAD_METRICS_ADDRESS"
 DEFAULT_PORT = 9465  # dashboards/prometheus/prometheus.yml looks there
-DEFAULT_ADDRESS = "127.0.0.1"
 OFF = 0
 MAX_PORT = 65535
 
@@ -151,7 +151,7 @@ class LoadExporter:
         Raises:
             ValueError: the variable holds no port.
         """
-        port, address = metrics_port(), os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS
+        port, address = metrics_port(), os.environ.get(ADDRESS_VARIABLE) or LOOPBACK
         if port == OFF:
             return
         try:

@@ -35,6 +35,7 @@ from loadtest.run.plan import MAX_OUTPUT_TOKENS, Plan, write_plan
 from loadtest.sweep.settings import SweepSettings, read_settings, write_settings
 from loadtest.sweep.stages import CapacitySweep
 from serving import run_directory
+from serving.core.addresses import GATEWAY_URL
 from serving.core.exit_codes import ExitCode
 
 
@@ -42,7 +43,7 @@ from serving.core.exit_codes import ExitCode
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Find the highest rate at which each lane keeps an objective, and say which lane serves most.",
 )
-@click.option("--base-url", default=job.DEFAULT_URL, show_default=True)
+@click.option("--base-url", default=GATEWAY_URL, show_default=True)
 @click.option("--lanes", help="Lanes, with commas.  [default: all, in the lab's order]")
 @click.option("--workload", default="copy", show_default=True)
 @click.option("--slo", help="Objective, such as ttft_p95<2s,tpot_p95<300ms.  [required without --resume]")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import get_args
 
 import click
 from rich.box import SIMPLE_HEAD
@@ -16,12 +15,10 @@ from rich.text import Text
 from serving import run_directory
 from serving.benchmarks.core import SLOTS_PER_REPLICA, CoreRate, measure_core
 from serving.benchmarks.service import ServiceRate, measure_service
-from serving.config import SchedulerConfig
+from serving.config import ORDERS, PLACEMENTS
 from serving.progress import progress
 
 VERB = "bench-scheduler"
-ORDERS: tuple[str, ...] = get_args(SchedulerConfig.model_fields["order"].annotation)
-PLACEMENTS: tuple[str, ...] = get_args(SchedulerConfig.model_fields["placement"].annotation)
 NUM_REPLICAS = (10, 100, 1000)
 TARGET_REPLICAS = 100
 TARGET_DECISIONS_PER_S = 5000

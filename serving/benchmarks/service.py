@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 import aiohttp
 
 from serving.config import LaneConfig, SchedulerConfig, SimulatedProfile
+from serving.core.addresses import LOOPBACK
 from serving.core.lane import EngineFacts, ReplicaInfo, Strategy
 from serving.core.latency import percentile
 from serving.core.request import SchedulingRequest
@@ -21,7 +22,6 @@ from serving.scheduler.client import SchedulerClient, keep_connected
 from serving.scheduler.protocol import ReplicaHello, encode
 from serving.scheduler.service import SchedulerService, build_app
 
-HOST = "127.0.0.1"
 START_LIMIT_S = 30.0
 LANE = LaneConfig(
     name="batched",
@@ -79,7 +79,7 @@ def _serve(pipe: Connection) -> None:
 async def _serve_until_closed(pipe: Connection) -> None:
     service = SchedulerService(SchedulerConfig(max_waiting_requests=100_000), [LANE], settle_s=0)
     address = ""
-    server, serving, address = await serve_app(build_app(service, own_address=lambda: address), HOST)
+    server, serving, address = await serve_app(build_app(service, own_address=lambda: address), LOOPBACK)
     pipe.send(address)
     await asyncio.to_thread(pipe.poll, None)
     server.should_exit = True
@@ -90,7 +90,7 @@ async def _measure_all(address: str, num_tasks: Sequence[int], duration_s: float
     async def find() -> str:
         return address
 
-    client = SchedulerClient("bench", f"{HOST}:9", find)
+    client = SchedulerClient("bench", f"{LOOPBACK}:9", find)
     async with asyncio.timeout(START_LIMIT_S + duration_s * len(num_tasks)):
         background = [
             asyncio.create_task(keep_connected(find, _be_replica)),

@@ -1,1 +1,1 @@
-"""Shared nouns and definitions: no asyncio, no Ray, no vLLM, standard library only."""
+"""Shared nouns and definitions: no asyncio, and of others' packages msgspec alone."""

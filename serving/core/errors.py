@@ -15,6 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+MAX_SHOWN_CHARS = 100  # of a wrong value, key, phrase or path in an error
+
 
 class Reason(StrEnum):
     """Why a request was not answered in full. Header `x-tandem-reason`, error code, metric label."""

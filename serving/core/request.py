@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 DEFAULT_TENANT = "default"
+BYTES_PER_TOKEN = 4  # a usual ratio for English text; good enough to book load, never used to count
 
 
 class Outcome(StrEnum):

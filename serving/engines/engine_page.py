@@ -8,12 +8,9 @@ from urllib.parse import parse_qs
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from serving.core.engine_paths import SENT_PATH, TALLY_PATH, TRACE_PATHS
 from serving.engines.base import EngineTally
 from serving.engines.steps.recorder import StepRecorder
-
-TALLY_PATH = "/tandem/engine"
-SENT_PATH = "/tandem/engine/sent"
-TRACE_PATHS = "/tandem/trace/"
 
 
 def with_engine_page(app: ASGIApp, tally: EngineTally, recorder: StepRecorder) -> ASGIApp:

@@ -1,5 +1,5 @@
-"""vLLM behind its own OpenAI application. With `vllm_steps` the only module that imports vLLM, and it does so late:
-the environment that vLLM reads at import must be set first."""
+"""vLLM behind its own OpenAI application. It imports vLLM late: the environment that vLLM reads at import must be
+set first. Else only `steps.vllm_schedulers` imports it, and that inside vLLM's own process."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from starlette.types import ASGIApp
 
 from serving import machine, model_store
 from serving.config import LaneConfig, ModelConfig, SpeculationConfig
+from serving.core.addresses import LOOPBACK
 from serving.core.errors import ConfigError
 from serving.core.lane import EngineFacts
 from serving.engines.base import EngineTally, FinishedRequest
 from serving.engines.steps.log import PATH_VARIABLE, StepLog
 
 logger = logging.getLogger(__name__)
-GIB = 1024**3
 
 
 def choose_device(model: ModelConfig) -> str:
@@ -60,7 +60,7 @@ def environment(lane: LaneConfig, model: ModelConfig) -> dict[str, str]:
         found["VLLM_CPU_OMP_THREADS_BIND"] = cores
         # A CPU engine is one process group on one machine; its workers have no business on the network.
         found["GLOO_SOCKET_IFNAME"] = "lo"
-        found["VLLM_HOST_IP"] = "127.0.0.1"
+        found["VLLM_HOST_IP"] = LOOPBACK
     return found
 
 
@@ -80,7 +80,7 @@ def command_line(
         "--enable-prefix-caching" if lane.prefix_caching else "--no-enable-prefix-caching",
     ]  # fmt: skip
     if device == "cpu":
-        arguments += ["--enforce-eager", "--kv-cache-memory-bytes", str(int(lane.kv_cache_gib * GIB))]
+        arguments += ["--enforce-eager", "--kv-cache-memory-bytes", str(int(lane.kv_cache_gib * machine.GIB))]
     else:
         arguments += ["--gpu-memory-utilization", str(lane.gpu_memory_utilization)]
     if lane.speculation is not None:

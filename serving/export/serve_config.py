@@ -8,10 +8,9 @@ from typing import Any
 import yaml
 
 from serving.config import LabConfig
+from serving.core.ray_application import APP_NAME, ENGINE_RESOURCE
 
-APP_NAME = "tandem"  # as serving.deployments has it, which cannot be imported without Ray
 IMPORT_PATH = "serving.deployments:build"
-ENGINE_RESOURCE = "tandem_engine"
 
 
 def serve_config(config: LabConfig, *, host: str, proxy_location: str) -> dict[str, Any]:

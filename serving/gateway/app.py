@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 
 from serving import __version__
 from serving.config import GatewayConfig, LabConfig
-from serving.core.errors import ERROR_SHAPES, Reason, RefusedError
+from serving.core.errors import ERROR_SHAPES, MAX_SHOWN_CHARS, Reason, RefusedError
 from serving.core.request import Outcome
 from serving.gateway.api_keys import ApiKeys
 from serving.gateway.completion import Completion, Services
@@ -28,7 +28,6 @@ from serving.gateway.openai_request import model_names, route
 
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 DISTINCT_BYTES = 6
-MAX_SHOWN_CHARS = 100  # of a path in an error
 NO_KEYS = ApiKeys()
 AskScheduler = Callable[[str], Awaitable[Any]]
 

@@ -9,12 +9,11 @@ from typing import Any
 
 from serving.config import LabConfig
 from serving.core.errors import Reason, RefusedError
-from serving.core.request import SchedulingRequest
+from serving.core.request import BYTES_PER_TOKEN, SchedulingRequest
 from serving.gateway.prefix import prefix_blocks
 from serving.gateway.scheduling_headers import read_wishes
 
 MAX_INT = 2**63 - 1
-BYTES_PER_TOKEN = 4  # a usual ratio for English; good enough to book load, never used to count
 DEFAULT_COMPLETION_TOKENS = 16  # what the API gives `/v1/completions` when the request names no limit
 MAX_CHOICES = 128  # of `n` when load is booked; what an engine accepts is its own affair
 PLAIN_ONLY_OPTIONS = ("min_p", "logit_bias")  # refused by vLLM when speculation is on

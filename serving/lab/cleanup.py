@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Set
+from collections.abc import Set
 from pathlib import Path
 
 import psutil
@@ -19,8 +19,7 @@ from serving.lab import state as lab_state
 from serving.lab.shared_memory import Segment
 from serving.lab.state import LabState
 from serving.machine import port_fault
-
-Say = Callable[[str], None]
+from serving.progress import Say
 
 RUN_ID_VARIABLE = "TANDEM_RUN_ID"
 GRACE_S = 5.0  # from SIGTERM to SIGKILL

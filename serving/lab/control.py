@@ -17,14 +17,11 @@ from serving.core.client_key import KEY_HINT, key_headers
 from serving.core.errors import AlreadyRunningError, StartFailedError
 from serving.core.http_get import GetError, get
 from serving.lab import state as lab_state
-from serving.lab.cleanup import RUN_ID_VARIABLE, clean_up, sweep
+from serving.lab.cleanup import KILL_LIMIT_S, POLL_S, RUN_ID_VARIABLE, clean_up, sweep
 from serving.lab.state import LabState, Phase
+from serving.progress import Say
 
-Say = Callable[[str], None]
-
-POLL_S = 0.1
 ABANDON_LIMIT_S = 60.0
-KILL_LIMIT_S = 5.0
 HTTP_TIMEOUT_S = 5.0
 LOG_TAIL_LINES = 40
 

@@ -18,14 +18,14 @@ from types import FrameType, TracebackType
 from typing import Any, Protocol, Self
 
 from serving.config import LabConfig
+from serving.core.addresses import LOOPBACK
 from serving.core.errors import StartFailedError
 from serving.lab import state as lab_state
 from serving.lab.cleanup import GRACE_S, RUN_ID_VARIABLE, clean_up, clear_stale, pids_of
 from serving.lab.shared_memory import Watch
 from serving.lab.state import LabState, Phase
 from serving.machine import port_fault
-
-Say = Callable[[str], None]
+from serving.progress import Say
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STOP_MARGIN_S = 15.0  # Ray's own shutdown, on top of the drain limit; less than what `tandem down` waits
@@ -139,7 +139,7 @@ class _StateFile:
 
 def gateway_url(config: LabConfig) -> str:
     """Base URL under which a client on this machine reaches the gateway."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.gateway.host, config.gateway.host)
+    host = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(config.gateway.host, config.gateway.host)
     return f"http://{f'[{host}]' if ':' in host else host}:{config.gateway.port}"
 
 

@@ -1,4 +1,4 @@
 """The scheduling service: who runs, in which order, and where.
 
-Decisions (`admission`, `queue`, `policy`, `ledger`, `core`) are pure; `service` and `client` hold all asyncio.
+Decisions are pure: all asyncio is in the service around them and in the client of it.
 """

@@ -21,6 +21,7 @@ from serving.config import LaneConfig, SchedulerConfig
 from serving.core.errors import LeaseError
 from serving.core.request import RequestEnd, SchedulingRequest
 from serving.metrics.registry import CONTENT_TYPE, exposition
+from serving.metrics.tenant_label import OTHER_TENANTS
 from serving.scheduler.admission import Refusal
 from serving.scheduler.core import Grant, SchedulerCore
 from serving.scheduler.metrics import SchedulerMetrics
@@ -42,7 +43,6 @@ from serving.scheduler.protocol import (
 
 logger = logging.getLogger(__name__)
 MAX_TENANTS_SHOWN = 20
-OTHER_TENANTS = "other"  # those beyond, taken together
 TICK_S = 0.25
 MAX_CLOSE_REASON_CHARS = 120  # a close frame holds 123 bytes of it
 SETTLE_S = 3.0  # gateways and replicas notice a lost scheduler at once and retry several times a second

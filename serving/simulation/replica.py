@@ -6,9 +6,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from serving.config import SimulatedProfile
-
-ROUNDING_S = 1e-6  # as in the simulated engine: three steps of 10 ms are 30 ms, whatever floating point says
+from serving.config import ROUNDING_S, SimulatedProfile
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import get_args
 
 import click
 from rich.box import SIMPLE_HEAD
@@ -25,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from serving import run_directory
-from serving.config import SchedulerConfig, SimulatedProfile
+from serving.config import ORDERS, SchedulerConfig, SimulatedProfile
 from serving.progress import progress
 from serving.simulation.lab import SimulatedLab
 from serving.simulation.replica import ReplicaModel
@@ -41,7 +40,6 @@ from serving.simulation.verdicts import (
 )
 
 VERB = "study-policies"
-ORDERS: tuple[str, ...] = get_args(SchedulerConfig.model_fields["order"].annotation)
 # Every order with its default settings, and `sjf` once more with ageing so fast that a long overload outruns it.
 POLICIES: dict[str, dict[str, object]] = {
     **{order: {"order": order} for order in ORDERS},

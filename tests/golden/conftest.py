@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from loadtest.client.record import RequestRecord, from_row
+from serving.core.engine_paths import SENT_PATH
 from serving.engines.base import SentStream
-from serving.engines.engine_page import SENT_PATH
 
 ROOT = Path(__file__).parents[2]
 CLIENT_LIMIT_S = 60

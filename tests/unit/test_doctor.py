@@ -9,7 +9,8 @@ import pytest
 from serving import config, doctor
 from serving.config import LabConfig, LaneConfig, SimulatedProfile
 from serving.core.lane import Strategy
-from serving.doctor import GIB, Check, Status
+from serving.doctor import Check, Status
+from serving.machine import GIB
 
 CHECKOUT = Path(__file__).parents[2]
 AVX2 = frozenset({"avx2"})

@@ -9,12 +9,10 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from serving.config import SimulatedProfile
+from serving.config import ROUNDING_S, SimulatedProfile
 from serving.engines.base import EngineTally, FinishedRequest
 from serving.engines.simulated.metrics import SimulatedMetrics
 from serving.engines.steps.log import RequestStep, StepLog, StepWriter
-
-ROUNDING_S = 1e-6  # three steps of 10 ms are 30 ms, whatever floating point says
 
 
 @dataclass(eq=False)

@@ -14,12 +14,12 @@ import uvicorn
 from pydantic import ValidationError
 
 from serving.config import LaneConfig, SimulatedProfile
+from serving.core.addresses import LOOPBACK
 from serving.core.lane import Strategy
 from serving.engines.engine_page import with_engine_page
 from serving.engines.simulated.engine import SimulatedEngine
 from serving.engines.steps.recorder import ReplicaLabels, StepRecorder
 
-HOST = "127.0.0.1"
 BACKLOG = 2048
 DEFAULTS = {name: field.default for name, field in SimulatedProfile.model_fields.items()}
 
@@ -52,16 +52,18 @@ def main(port: int, model: str, max_num_seqs: int, max_model_len: int, **profile
         faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
         raise click.UsageError("; ".join(faults)) from None
     try:
-        listener = socket.create_server((HOST, port), backlog=BACKLOG)
+        listener = socket.create_server((LOOPBACK, port), backlog=BACKLOG)
     except OSError as error:
-        raise click.UsageError(f"port {port} of {HOST}: {error.strerror} (--port)") from None
+        raise click.UsageError(f"port {port} of {LOOPBACK}: {error.strerror} (--port)") from None
     asyncio.run(_serve(SimulatedEngine(lane, [model], max_model_len), listener))
 
 
 async def _serve(engine: SimulatedEngine, listener: socket.socket) -> None:
     recorder = StepRecorder(engine.step_log, ReplicaLabels("simulated", "simulated", "batched", "simulated"))
     app = with_engine_page(await engine.start(), engine.tally, recorder)
-    click.echo(f"http://{HOST}:{listener.getsockname()[1]}")  # connections wait in the backlog from here on
+    click.echo(
+        f"http://{LOOPBACK}:{listener.getsockname()[1]}"
+    )  # connections wait in the backlog from here on
     try:
         await uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).serve([listener])
     finally:

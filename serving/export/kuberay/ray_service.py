@@ -12,9 +12,11 @@ from typing import Any
 
 from serving.config import LabConfig, LaneConfig
 from serving.core.errors import ConfigError
+from serving.core.ray_application import ENGINE_RESOURCE, LOOPBACK_SWITCH, OBJECT_STORE_BYTES
 from serving.doctor import BASE_MEMORY_GIB, ENGINE_MEMORY_GIB, SHM_GIB, SIMULATED_MEMORY_GIB
 from serving.export.kuberay.objects import KEYS_SECRET, LABELS, NAME, Cluster, lab_object
-from serving.export.serve_config import ENGINE_RESOURCE, serve_config, to_yaml
+from serving.export.serve_config import serve_config, to_yaml
+from serving.gateway.api_keys import KEYS_VARIABLE
 
 RAY_VERSION = "2.60.0"
 USER_ID = 10001  # of deploy/Dockerfile
@@ -23,7 +25,6 @@ MODELS_CLAIM = "tandem-models"
 REDIS_SECRET = "tandem-redis"  # `password`
 CUDA_HOST_MEMORY_GIB = 8.0  # of one CUDA engine beside its GPU memory: a guess, to be seen on your cluster
 MIN_ENGINE_CPUS = 2
-OBJECT_STORE_BYTES = 128 * 1024 * 1024
 GCS_PORT, DASHBOARD_PORT, AGENT_PORT, METRICS_PORT = 6379, 8265, 52365, 8080
 RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
@@ -86,7 +87,7 @@ def _head(config: LabConfig, cluster: Cluster, *, scales: bool) -> dict[str, Any
         "image": cluster.image,
         "env": [
             *_environment(),
-            {"name": "TANDEM_API_KEYS", "valueFrom": _secret(KEYS_SECRET, "keys")},
+            {"name": KEYS_VARIABLE, "valueFrom": _secret(KEYS_SECRET, "keys")},
         ],
         "ports": [
             {"name": "gcs-server", "containerPort": GCS_PORT},
@@ -190,7 +191,7 @@ def _reads_models(config: LabConfig) -> bool:
 
 def _environment() -> list[dict[str, Any]]:
     # This pod is one node of several: Ray must listen on its address, not on the loopback alone.
-    return [{"name": "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "value": "1"}]
+    return [{"name": LOOPBACK_SWITCH, "value": "1"}]
 
 
 def _secret(name: str, key: str) -> dict[str, Any]:

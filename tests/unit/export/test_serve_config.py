@@ -23,15 +23,13 @@ ASK_RAY = """\
 import sys, yaml
 from ray.serve.schema import ServeDeploySchema
 from serving import deployments
-from serving.export import serve_config
 for path in sys.argv[1:]:
     schema = ServeDeploySchema.model_validate(yaml.safe_load(open(path)))
     (application,) = schema.applications
     module, name = application.import_path.split(":")
     assert (module, getattr(deployments, name).__name__) == (deployments.__name__, "build")
-    assert application.name == deployments.APP_NAME == serve_config.APP_NAME
+    assert application.name == deployments.APP_NAME
     assert schema.http_options.port == 8000
-assert deployments.ENGINE_RESOURCE == serve_config.ENGINE_RESOURCE
 """
 
 

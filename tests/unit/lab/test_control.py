@@ -58,7 +58,7 @@ def run_id() -> Iterator[str]:
 
 
 def command(mode: str, run_id: str, port: int, timeout_s: float = 60) -> list[str]:
-    return [sys.executable, "-m", "tests.unit.stand_in_lab", mode, run_id, str(port), str(timeout_s)]
+    return [sys.executable, "-m", "tests.unit.lab.stand_in_lab", mode, run_id, str(port), str(timeout_s)]
 
 
 class Supervisor:

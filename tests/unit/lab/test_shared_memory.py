@@ -12,7 +12,7 @@ from serving.core.errors import TandemError
 from serving.lab import shared_memory
 from serving.lab.cleanup import sweep
 from serving.lab.shared_memory import SHM_DIR, Segment, Watch, forget, recorded, remove_left, segments_of
-from tests.unit.stand_in_lab import SegmentHolder, start_segment_holder
+from tests.unit.lab.stand_in_lab import SegmentHolder, start_segment_holder
 
 Start = Callable[[str], SegmentHolder]
 

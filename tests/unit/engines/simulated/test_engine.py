@@ -15,10 +15,11 @@ import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serving.config import LaneConfig, SimulatedProfile
+from serving.core.engine_paths import SENT_PATH
 from serving.core.lane import Strategy
 from serving.core.sse import EventSplitter, parse_answer, parse_event
 from serving.engines.base import KEEP_FINISHED, KEEP_SENT, EngineTally, FinishedRequest, SentStream
-from serving.engines.engine_page import SENT_PATH, with_engine_page
+from serving.engines.engine_page import with_engine_page
 from serving.engines.metrics import ReplicaCollector
 from serving.engines.simulated.api import WORD
 from serving.engines.simulated.engine import SimulatedEngine

@@ -1,4 +1,4 @@
-"""A lab without Ray under the real supervisor: `python -m tests.unit.stand_in_lab MODE RUN_ID PORT TIMEOUT_S`.
+"""A lab without Ray under the real supervisor: `python -m tests.unit.lab.stand_in_lab MODE RUN_ID PORT TIMEOUT_S`.
 
 It starts one harmless process and never ends it, so that only the sweep can.
 """

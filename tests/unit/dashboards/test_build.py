@@ -75,6 +75,22 @@ def test_rules_use_metrics_that_exist() -> None:
             assert name in OURS | VLLM | RECORDED, f"{rule}: {name}"
 
 
+def test_what_the_rules_are_tested_with_exists() -> None:
+    for path in sorted((FOLDER / "prometheus" / "tests").glob("*.yml")):
+        for test in yaml.safe_load(path.read_text())["tests"]:
+            texts = [one["series"] for one in test["input_series"]]
+            texts += [one["expr"] for one in test.get("promql_expr_test", ())]
+            for name in {name for text in texts for name in names_in(text)}:
+                assert name in OURS | VLLM | RECORDED, f"{path.name}: {test['name']}: {name}"
+
+
+def test_panels_name_our_metrics_by_their_constants() -> None:
+    """So that whoever looks for the users of a metric finds its panels."""
+    for path in FOLDER.glob("*.py"):
+        text = path.read_text()
+        assert [metric.name for metric in METRICS if metric.name in text] == [], path.name
+
+
 def test_every_recording_rule_is_used() -> None:
     texts = [query.expr for one in DASHBOARDS for panel in one.panels for query in panel.queries]
     texts += [rule["expr"] for rule in RULES]
