@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 import aiohttp
 
 from serving.config import LaneConfig, SchedulerConfig, SimulatedProfile
-from serving.core.lane import Strategy
+from serving.core.lane import EngineFacts, ReplicaInfo, Strategy
 from serving.core.latency import percentile
 from serving.core.request import SchedulingRequest
 from serving.http_server import serve_app
@@ -108,18 +108,15 @@ async def _measure_all(address: str, num_tasks: Sequence[int], duration_s: float
 
 async def _be_replica(socket: aiohttp.ClientWebSocketResponse) -> None:
     """Announce a replica for as long as the channel is open."""
-    hello = ReplicaHello(
+    info = ReplicaInfo(
         replica_id="bench-replica",
         lane=LANE.name,
         strategy=LANE.strategy,
         url="http://bench-replica.invalid",
         max_running=LANE.max_running,
         takes_unpinned=LANE.takes_unpinned,
-        engine="simulated",
-        engine_version="none",
-        dtype="none",
-        device="none",
     )
+    hello = ReplicaHello(info, EngineFacts(name="simulated", version="none", device="none", dtype="none"))
     await socket.send_str(encode(hello).decode())
     async for _ in socket:
         pass

@@ -35,3 +35,13 @@ class ReplicaInfo:
     url: str
     max_running: int
     takes_unpinned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What an engine is; `name` is `vllm` or `simulated`."""
+
+    name: str
+    version: str
+    device: str
+    dtype: str

@@ -1,4 +1,4 @@
-"""A request, as the scheduler sees it."""
+"""A request, as the scheduler sees it: what it asks for, the room it is lent, how it ends."""
 
 from __future__ import annotations
 
@@ -55,6 +55,19 @@ class SchedulingRequest:
     def reserved_tokens(self) -> int:
         """Tokens booked on a replica while the request runs: prompt + maximum output."""
         return self.prompt_tokens + self.max_output_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Room on one replica, held from dispatch until the stream ends.
+
+    A lease names its borrower, so a double release is an error and not a counter that drifts.
+    Nothing expires it by age: a long answer is not a leak.
+    """
+
+    request_id: str
+    replica_id: str
+    reserved_tokens: int  # prompt + maximum output, >= 1
 
 
 class ReplicaVerdict(StrEnum):

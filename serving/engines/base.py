@@ -12,6 +12,7 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
+from serving.core.lane import EngineFacts
 from serving.engines.steps.log import StepLog
 
 KEEP_FINISHED = 1024
@@ -125,16 +126,6 @@ class EngineTally:
     def sent_as_json(self, request_id: str | None = None) -> bytes:
         """The JSON of a replica's `GET /tandem/engine/sent`: `SentStream`s, of one request if it is named."""
         return msgspec.json.encode([one for one in self.sent if request_id in (None, one.request_id)])
-
-
-@dataclass(frozen=True, slots=True)
-class EngineFacts:
-    """What an engine is; `name` is `vllm` or `simulated`."""
-
-    name: str
-    version: str
-    device: str
-    dtype: str
 
 
 class Engine(Protocol):

@@ -13,6 +13,7 @@ import uvicorn
 
 from serving.config import LaneConfig
 from serving.core.errors import TandemError
+from serving.core.lane import ReplicaInfo
 from serving.engines.base import Engine
 from serving.engines.engine_page import with_engine_page
 from serving.engines.metrics import ReplicaCollector
@@ -157,16 +158,8 @@ class Replica:
         )
 
     def _hello(self, url: str) -> ReplicaHello:
-        facts = self._engine.facts
-        return ReplicaHello(
-            replica_id=self._replica_id,
-            lane=self._lane.name,
-            strategy=self._lane.strategy,
-            url=url,
-            max_running=self._lane.max_running,
-            takes_unpinned=self._lane.takes_unpinned,
-            engine=facts.name,
-            engine_version=facts.version,
-            dtype=facts.dtype,
-            device=facts.device,
+        lane = self._lane
+        info = ReplicaInfo(
+            self._replica_id, lane.name, lane.strategy, url, lane.max_running, lane.takes_unpinned
         )
+        return ReplicaHello(info, self._engine.facts)

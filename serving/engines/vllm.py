@@ -19,7 +19,8 @@ from starlette.types import ASGIApp
 from serving import machine, model_store
 from serving.config import LaneConfig, ModelConfig, SpeculationConfig
 from serving.core.errors import ConfigError
-from serving.engines.base import EngineFacts, EngineTally, FinishedRequest
+from serving.core.lane import EngineFacts
+from serving.engines.base import EngineTally, FinishedRequest
 from serving.engines.steps.log import PATH_VARIABLE, StepLog
 
 logger = logging.getLogger(__name__)

@@ -11,16 +11,15 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import aiohttp
 
 from serving.core.errors import Reason, RefusedError
-from serving.core.request import RequestEnd, SchedulingRequest
+from serving.core.request import Lease, RequestEnd, SchedulingRequest
 from serving.scheduler.protocol import (
     GatewayHello,
     Granted,
-    HeldLease,
     Refused,
     Release,
     Submit,
@@ -91,7 +90,7 @@ class SchedulerClient:
         self._address = address
         self._outbox: asyncio.Queue[str] = asyncio.Queue()
         self._pending: dict[str, _Pending] = {}
-        self._held: dict[str, HeldLease] = {}
+        self._held: dict[str, Lease] = {}
         self._connected = asyncio.Event()
         self._alone_since_s = time.monotonic()
 
@@ -137,7 +136,7 @@ class SchedulerClient:
         request_id = request.request_id
         pending = self._pending[request_id] = _Pending(request)
         try:
-            self._tell(_submit(pending))
+            self._tell(Submit(request))
             granted = await pending.answer
         except asyncio.CancelledError:
             # The grant may have come in this very tick: withdrawing gives that back too.
@@ -151,8 +150,7 @@ class SchedulerClient:
             yield held
         finally:
             del self._held[request_id]
-            end = held.end
-            self._tell(Release(request_id, end.verdict, end.first_token_s, end.output_tokens))
+            self._tell(Release(request_id, held.end))
 
     def _tell(self, message: ToScheduler) -> None:
         # Without a connection nothing needs saying: the next hello reports what is held and submits what waits.
@@ -167,7 +165,8 @@ class SchedulerClient:
         for pending in self._pending.values():
             if not pending.answer.done():
                 # It waited already, with no scheduler or with the one before.
-                self._tell(_submit(pending, time.monotonic() - pending.since_s))
+                waited_s = time.monotonic() - pending.since_s
+                self._tell(Submit(replace(pending.request, age_s=pending.request.age_s + waited_s)))
         writer = asyncio.create_task(self._write(socket))
         try:
             async for frame in socket:
@@ -191,30 +190,12 @@ class SchedulerClient:
         if pending is None or pending.answer.done():
             return  # the client left; Withdraw is on its way and gives the lease back
         if isinstance(message, Granted):
-            self._held[message.request_id] = HeldLease(
+            self._held[message.request_id] = Lease(
                 message.request_id, message.replica_id, pending.request.reserved_tokens
             )
             pending.answer.set_result(message)
         else:
             pending.answer.set_exception(_refused(message))
-
-
-def _submit(pending: _Pending, waited_s: float = 0.0) -> Submit:
-    request = pending.request
-    return Submit(
-        request_id=request.request_id,
-        lane=request.lane,
-        prompt_tokens=request.prompt_tokens,
-        max_output_tokens=request.max_output_tokens,
-        needs_plain_decoding=request.needs_plain_decoding,
-        tenant=request.tenant,
-        band=request.band,
-        ttft_deadline_s=request.ttft_deadline_s,
-        max_queue_s=request.max_queue_s,
-        prefix_blocks=request.prefix_blocks,
-        age_s=request.age_s + waited_s,
-        avoid_replica=request.avoid_replica,
-    )
 
 
 def _refused(message: Refused) -> RefusedError:

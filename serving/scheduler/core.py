@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from serving.config import SchedulerConfig
 from serving.core.errors import LeaseError, Reason
 from serving.core.lane import ReplicaInfo
-from serving.core.request import ReplicaVerdict, RequestEnd, SchedulingRequest
+from serving.core.request import Lease, ReplicaVerdict, RequestEnd, SchedulingRequest
 from serving.scheduler.admission import LabView, QueueLimits, Refusal, admit
 from serving.scheduler.estimator import DrainRate, LaneEstimator, OutputPredictor
 from serving.scheduler.fleet import Fleet
-from serving.scheduler.ledger import Lease, Ledger
+from serving.scheduler.ledger import Ledger
 from serving.scheduler.order import (
     EarliestDeadlineFirst,
     FairTokens,

@@ -5,19 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from serving.core.errors import LeaseError
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """Room on one replica, held from dispatch until the stream ends.
-
-    A lease names its borrower, so a double release is an error and not a counter that drifts.
-    Nothing expires it by age: a long answer is not a leak.
-    """
-
-    request_id: str
-    replica_id: str
-    reserved_tokens: int  # prompt + maximum output, >= 1
+from serving.core.request import Lease
 
 
 @dataclass(slots=True)

@@ -9,20 +9,12 @@ from __future__ import annotations
 import msgspec
 
 from serving.core.errors import Reason
-from serving.core.lane import Strategy
-from serving.core.request import ReplicaVerdict
+from serving.core.lane import EngineFacts, ReplicaInfo
+from serving.core.request import Lease, RequestEnd, SchedulingRequest
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_fields=True):
     """Base of all messages; the field `type` says which one it is."""
-
-
-class HeldLease(msgspec.Struct, frozen=True):
-    """One live lease, as a gateway reports it."""
-
-    request_id: str
-    replica_id: str
-    reserved_tokens: int
 
 
 class GatewayHello(Message, frozen=True, tag="gateway_hello"):
@@ -30,22 +22,14 @@ class GatewayHello(Message, frozen=True, tag="gateway_hello"):
 
     gateway_id: str
     metrics_address: str  # host:port
-    leases: list[HeldLease] = []
+    leases: list[Lease] = []
 
 
 class ReplicaHello(Message, frozen=True, tag="replica_hello"):
-    """First message of a replica, sent when its engine is warm; see `serving.core.lane.ReplicaInfo`."""
+    """First message of a replica, sent when its engine is warm."""
 
-    replica_id: str
-    lane: str
-    strategy: Strategy
-    url: str
-    max_running: int
-    takes_unpinned: bool
-    engine: str  # `vllm` or `simulated`
-    engine_version: str
-    dtype: str
-    device: str
+    info: ReplicaInfo
+    engine: EngineFacts
 
 
 class ReplicaLeaving(Message, frozen=True, tag="replica_leaving"):
@@ -53,29 +37,20 @@ class ReplicaLeaving(Message, frozen=True, tag="replica_leaving"):
 
 
 class Submit(Message, frozen=True, tag="submit"):
-    """Gateway: please run this request; see `serving.core.request.SchedulingRequest`."""
+    """Gateway: please run this request. What it will probably hold is for the scheduler to say, which learns it."""
 
-    request_id: str
-    lane: str | None
-    prompt_tokens: int
-    max_output_tokens: int
-    needs_plain_decoding: bool
-    tenant: str
-    band: int
-    ttft_deadline_s: float | None
-    max_queue_s: float | None
-    prefix_blocks: tuple[int, ...]
-    age_s: float
-    avoid_replica: str | None
+    request: SchedulingRequest
+
+    def __post_init__(self) -> None:
+        if predicted := self.request.predicted_output_tokens:
+            raise ValueError(f"predicted_output_tokens={predicted} must be 0: the scheduler predicts")
 
 
 class Release(Message, frozen=True, tag="release"):
-    """Gateway: a granted request ended; see `serving.core.request.RequestEnd`."""
+    """Gateway: a granted request ended."""
 
     request_id: str
-    verdict: ReplicaVerdict
-    first_token_s: float | None
-    output_tokens: int | None
+    end: RequestEnd
 
 
 class Withdraw(Message, frozen=True, tag="withdraw"):
@@ -113,6 +88,28 @@ ToScheduler = GatewayHello | ReplicaHello | ReplicaLeaving | Submit | Release | 
 FromScheduler = Granted | Refused
 
 encode = msgspec.json.Encoder().encode
-decode_to_scheduler = msgspec.json.Decoder(ToScheduler).decode
 decode_from_scheduler = msgspec.json.Decoder(FromScheduler).decode
 decode_replica_update = msgspec.json.Decoder(ReplicaUpdate).decode
+_decode_message = msgspec.json.Decoder(ToScheduler).decode
+_decode_json = msgspec.json.Decoder().decode
+
+
+def decode_to_scheduler(text: str) -> ToScheduler:
+    """Read a message that holds every field of its type, and no other.
+
+    Raises:
+        msgspec.DecodeError: it does not, a value has another type, or it is no message at all.
+    """
+    message: ToScheduler = _decode_message(text)
+    # Of a dataclass msgspec skips the fields that it does not know; so what was understood is said again.
+    understood = encode(message).decode()
+    if understood != text and (parts := _different_parts(text, understood)):
+        raise msgspec.ValidationError(f"unknown or missing fields in {parts}")
+    return message
+
+
+def _different_parts(said: str, understood: str) -> str:
+    """Whose values differ, between two messages as JSON; spaces and the order of fields are no difference."""
+    ours, theirs = _decode_json(understood), _decode_json(said)
+    names = sorted(ours.keys() | theirs.keys())
+    return ", ".join(f"`{name}`" for name in names if ours.get(name) != theirs.get(name))

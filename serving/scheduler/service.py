@@ -19,12 +19,10 @@ from fastapi import FastAPI, Response, WebSocket, WebSocketDisconnect
 
 from serving.config import LaneConfig, SchedulerConfig
 from serving.core.errors import LeaseError
-from serving.core.lane import ReplicaInfo
 from serving.core.request import RequestEnd, SchedulingRequest
 from serving.metrics.registry import CONTENT_TYPE, exposition
 from serving.scheduler.admission import Refusal
 from serving.scheduler.core import Grant, SchedulerCore
-from serving.scheduler.ledger import Lease
 from serving.scheduler.metrics import SchedulerMetrics
 from serving.scheduler.protocol import (
     FromScheduler,
@@ -104,9 +102,9 @@ class SchedulerService:
             self._forget(earlier)  # its connection is dead, though nobody has told us yet
         gateway = _Gateway(hello, asyncio.Queue(), set())
         self._gateways.add(gateway)
-        for held in hello.leases:
-            self._core.adopt(Lease(held.request_id, held.replica_id, held.reserved_tokens))
-            self._own(gateway, held.request_id)
+        for lease in hello.leases:
+            self._core.adopt(lease)
+            self._own(gateway, lease.request_id)
         self._dispatch()  # into the room of what it held before and holds no more
         logger.info("gateway %s connected with %d leases", hello.gateway_id, len(hello.leases))
         writer = asyncio.create_task(self._write(socket, gateway.outbox))
@@ -126,34 +124,27 @@ class SchedulerService:
             await socket.send_text(encode(await outbox.get()).decode())
 
     async def _serve_replica(self, socket: WebSocket, hello: ReplicaHello) -> None:
-        info = ReplicaInfo(
-            replica_id=hello.replica_id,
-            lane=hello.lane,
-            strategy=hello.strategy,
-            url=hello.url,
-            max_running=hello.max_running,
-            takes_unpinned=hello.takes_unpinned,
-        )
-        self._replicas[hello.replica_id] = hello
+        info = hello.info
+        self._replicas[info.replica_id] = hello
         outbox: asyncio.Queue[ReplicaUpdate] = asyncio.Queue()
-        self._replica_outboxes[hello.replica_id] = outbox
+        self._replica_outboxes[info.replica_id] = outbox
         self._core.replica_ready(info)
-        logger.info("replica %s of lane %s is ready at %s", hello.replica_id, hello.lane, hello.url)
+        logger.info("replica %s of lane %s is ready at %s", info.replica_id, info.lane, info.url)
         self._dispatch()
         writer = asyncio.create_task(self._write(socket, outbox))
         try:
             while True:
                 message = decode_to_scheduler(await socket.receive_text())
                 if isinstance(message, ReplicaLeaving):
-                    logger.info("replica %s of lane %s is leaving", hello.replica_id, hello.lane)
-                    self._core.replica_gone(hello.replica_id)
+                    logger.info("replica %s of lane %s is leaving", info.replica_id, info.lane)
+                    self._core.replica_gone(info.replica_id)
         finally:
             writer.cancel()
             # A replica that reconnected is announced by its new connection; the end of the old one says nothing.
-            if self._replicas.get(hello.replica_id) is hello:
-                logger.warning("replica %s of lane %s is gone", hello.replica_id, hello.lane)
-                del self._replicas[hello.replica_id], self._replica_outboxes[hello.replica_id]
-                self._core.replica_gone(hello.replica_id)
+            if self._replicas.get(info.replica_id) is hello:
+                logger.warning("replica %s of lane %s is gone", info.replica_id, info.lane)
+                del self._replicas[info.replica_id], self._replica_outboxes[info.replica_id]
+                self._core.replica_gone(info.replica_id)
 
     def _forget(self, gateway: _Gateway) -> None:
         """Give back all that a gateway held: without it, its streams are gone too."""
@@ -167,10 +158,10 @@ class SchedulerService:
 
     def _handle(self, gateway: _Gateway, message: ToScheduler) -> None:
         match message:
-            case Submit():
-                self._submit(gateway, message)
-            case Release():
-                self._release(gateway, message)
+            case Submit(request):
+                self._submit(gateway, request)
+            case Release(request_id, end):
+                self._release(gateway, request_id, end)
             case Withdraw(request_id):
                 self._disown(request_id)
                 self._core.withdraw(request_id, self._clock())
@@ -178,31 +169,16 @@ class SchedulerService:
                 logger.error("gateway %s sent a %s", gateway.hello.gateway_id, type(message).__name__)
         self._dispatch()
 
-    def _submit(self, gateway: _Gateway, message: Submit) -> None:
-        request = SchedulingRequest(
-            request_id=message.request_id,
-            lane=message.lane,
-            prompt_tokens=message.prompt_tokens,
-            max_output_tokens=message.max_output_tokens,
-            needs_plain_decoding=message.needs_plain_decoding,
-            tenant=message.tenant,
-            band=message.band,
-            ttft_deadline_s=message.ttft_deadline_s,
-            max_queue_s=message.max_queue_s,
-            prefix_blocks=message.prefix_blocks,
-            age_s=message.age_s,
-            avoid_replica=message.avoid_replica,
-        )
+    def _submit(self, gateway: _Gateway, request: SchedulingRequest) -> None:
         if refusal := self._core.submit(request, self._clock()):
-            self._refuse(gateway, message.request_id, refusal)
+            self._refuse(gateway, request.request_id, refusal)
         else:
-            self._own(gateway, message.request_id)
+            self._own(gateway, request.request_id)
 
-    def _release(self, gateway: _Gateway, message: Release) -> None:
-        self._disown(message.request_id)
-        end = RequestEnd(message.verdict, message.first_token_s, message.output_tokens)
+    def _release(self, gateway: _Gateway, request_id: str, end: RequestEnd) -> None:
+        self._disown(request_id)
         try:
-            self._core.release(message.request_id, self._clock(), end)
+            self._core.release(request_id, self._clock(), end)
         except LeaseError as error:
             # A fault in the gateway must be seen, and must not take the scheduler down.
             self.metrics.lease_errors.inc()
@@ -336,14 +312,14 @@ class SchedulerService:
         """What each ready replica said about its engine."""
         return [
             {
-                "replica": hello.replica_id,
-                "lane": hello.lane,
-                "strategy": hello.strategy,
-                "url": hello.url,
-                "engine": hello.engine,
-                "engine_version": hello.engine_version,
-                "dtype": hello.dtype,
-                "device": hello.device,
+                "replica": hello.info.replica_id,
+                "lane": hello.info.lane,
+                "strategy": hello.info.strategy,
+                "url": hello.info.url,
+                "engine": hello.engine.name,
+                "engine_version": hello.engine.version,
+                "dtype": hello.engine.dtype,
+                "device": hello.engine.device,
             }
             for hello in self._replicas.values()
         ]
@@ -360,8 +336,8 @@ class SchedulerService:
         ]
         found += [
             {
-                "targets": [hello.url.removeprefix("http://")],
-                "labels": {"role": "replica", "lane": hello.lane, "replica": hello.replica_id},
+                "targets": [hello.info.url.removeprefix("http://")],
+                "labels": {"role": "replica", "lane": hello.info.lane, "replica": hello.info.replica_id},
             }
             for hello in self._replicas.values()
         ]

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from serving.core.errors import LeaseError
-from serving.scheduler.ledger import Lease, Ledger, Load
+from serving.core.request import Lease
+from serving.scheduler.ledger import Ledger, Load
 
 REPLICAS = ("r1", "r2", "r3")
 names = st.sampled_from("abcdef")

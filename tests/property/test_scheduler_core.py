@@ -13,9 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from serving.config import BandConfig, SchedulerConfig
 from serving.core.errors import LeaseError, Reason
 from serving.core.lane import ReplicaInfo, Strategy
-from serving.core.request import ReplicaVerdict, RequestEnd, SchedulingRequest
+from serving.core.request import Lease, ReplicaVerdict, RequestEnd, SchedulingRequest
 from serving.scheduler.core import SchedulerCore
-from serving.scheduler.ledger import Lease
 
 MAX_QUEUE_WAIT_S = 10
 AGEING_TOKENS_PER_S = 10

@@ -14,7 +14,8 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
 from serving.config import LaneConfig
-from serving.engines.base import EngineFacts, EngineTally
+from serving.core.lane import EngineFacts
+from serving.engines.base import EngineTally
 from serving.engines.simulated.api import SimulatedApi
 from serving.engines.simulated.batch import SimulatedBatch
 from serving.engines.steps.log import StepLog

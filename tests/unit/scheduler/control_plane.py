@@ -13,12 +13,13 @@ import anyio
 import uvicorn
 
 from serving.config import LaneConfig, SchedulerConfig
-from serving.core.lane import Strategy
-from serving.core.request import ReplicaVerdict
+from serving.core.lane import EngineFacts, ReplicaInfo, Strategy
+from serving.core.request import Lease, ReplicaVerdict, RequestEnd
 from serving.http_server import serve_app
 from serving.scheduler import protocol
 from serving.scheduler.client import SchedulerClient
 from serving.scheduler.service import SchedulerService, build_app
+from tests.unit.scheduler.examples import request
 
 LANES = [
     LaneConfig(name="sequential", strategy=Strategy.SEQUENTIAL, max_num_seqs=1, takes_unpinned=False),
@@ -26,18 +27,7 @@ LANES = [
 ]
 
 
-DEFAULT_SUBMIT: dict[str, Any] = {
-    "prompt_tokens": 9,
-    "max_output_tokens": 1,
-    "needs_plain_decoding": False,
-    "tenant": "default",
-    "band": 0,
-    "ttft_deadline_s": None,
-    "max_queue_s": None,
-    "prefix_blocks": (),
-    "age_s": 0.0,
-    "avoid_replica": None,
-}
+ENGINE = EngineFacts(name="simulated", version="simulated 1", device="none", dtype="none")
 
 
 async def until(condition: Callable[[], bool], limit_s: float = 20) -> None:
@@ -116,18 +106,8 @@ class ControlPlane:
     ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
         """A replica that is announced for the length of the block."""
         config = next(known for known in LANES if known.name == lane)
-        hello = protocol.ReplicaHello(
-            replica_id=replica_id,
-            lane=lane,
-            strategy=config.strategy,
-            url=url,
-            max_running=config.max_running,
-            takes_unpinned=config.takes_unpinned,
-            engine="simulated",
-            engine_version="simulated 1",
-            dtype="none",
-            device="none",
-        )
+        info = ReplicaInfo(replica_id, lane, config.strategy, url, config.max_running, config.takes_unpinned)
+        hello = protocol.ReplicaHello(info, ENGINE)
         async with self.connected() as socket:
             await say(socket, hello)
             await until(lambda: self.is_ready(replica_id))
@@ -147,7 +127,7 @@ class ControlPlane:
             await asyncio.wait([channel])
 
     @contextlib.asynccontextmanager
-    async def gateway(self, gateway_id: str, *leases: protocol.HeldLease) -> AsyncIterator[RawGateway]:
+    async def gateway(self, gateway_id: str, *leases: Lease) -> AsyncIterator[RawGateway]:
         """A gateway whose every message a test writes itself."""
         async with self.connected() as socket:
             await say(socket, protocol.GatewayHello(gateway_id, "127.0.0.1:9", list(leases)))
@@ -160,7 +140,7 @@ class RawGateway:
     socket: aiohttp.ClientWebSocketResponse
 
     async def submit(self, request_id: str, lane: str | None = None, **fields: Any) -> None:
-        await self.say(protocol.Submit(**DEFAULT_SUBMIT | {"request_id": request_id, "lane": lane} | fields))
+        await self.say(protocol.Submit(request(request_id, lane, **fields)))
 
     async def say(self, message: protocol.Message) -> None:
         await say(self.socket, message)
@@ -176,7 +156,7 @@ def release(
     request_id: str, verdict: ReplicaVerdict = ReplicaVerdict.HEALTHY, output_tokens: int | None = None
 ) -> protocol.Release:
     """The word that a request ended."""
-    return protocol.Release(request_id, verdict, None, output_tokens)
+    return protocol.Release(request_id, RequestEnd(verdict, None, output_tokens))
 
 
 async def hear_update(socket: aiohttp.ClientWebSocketResponse) -> protocol.ReplicaUpdate:

@@ -8,9 +8,8 @@ import pytest
 
 from serving.core.errors import LeaseError, Reason
 from serving.core.lane import Strategy
-from serving.core.request import ReplicaVerdict, RequestEnd, SchedulingRequest
+from serving.core.request import Lease, ReplicaVerdict, RequestEnd, SchedulingRequest
 from serving.scheduler.core import SchedulerCore
-from serving.scheduler.ledger import Lease
 from tests.unit.scheduler.examples import core, placed, replica, request
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from serving.core.request import Lease
 from serving.scheduler.fleet import Fleet
-from serving.scheduler.ledger import Lease, Ledger
+from serving.scheduler.ledger import Ledger
 from serving.scheduler.queue import Line
 from tests.unit.scheduler.examples import replica
 

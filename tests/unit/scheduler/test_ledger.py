@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from serving.core.errors import LeaseError
-from serving.scheduler.ledger import Lease, Ledger, Load
+from serving.core.request import Lease
+from serving.scheduler.ledger import Ledger, Load
 
 
 def test_load_is_kept_by_replica() -> None:

@@ -12,12 +12,12 @@ import pytest
 from aiohttp import web
 
 from serving.core.errors import Reason, RefusedError
-from serving.core.request import ReplicaVerdict, RequestEnd, SchedulingRequest
+from serving.core.request import Lease, ReplicaVerdict, RequestEnd, SchedulingRequest
 from serving.metrics.registry import exposition
 from serving.scheduler import client as client_module
 from serving.scheduler import service as service_module
 from serving.scheduler.client import SchedulerClient
-from serving.scheduler.protocol import Granted, HeldLease, Refused, ReplicaLeaving, ReplicaUpdate, Withdraw
+from serving.scheduler.protocol import Granted, Refused, ReplicaLeaving, ReplicaUpdate, Withdraw
 from tests.unit.scheduler.control_plane import (
     ControlPlane,
     RawGateway,
@@ -318,7 +318,7 @@ async def test_garbage_ends_its_senders_channel_and_no_other() -> None:
         async with plane.gateway("bad") as bad:
             await bad.submit("a")
             await heard(bad, "a")
-            await bad.socket.send_str('{"type": "submit"}')
+            await bad.socket.send_str('{"type": "submit", "request": {}}')
             message = await bad.socket.receive(timeout=20)
             assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, 1008)
             assert "request_id" in str(message.extra)
@@ -349,7 +349,7 @@ async def test_a_reconnecting_gateway_holds_what_it_says_it_holds() -> None:
         await heard(old, "a", "b")
         await other.submit("c", "sequential")
         await until(lambda: plane.counts == (1, 2))
-        async with plane.gateway("g", HeldLease("b", "r1", 10)) as new:
+        async with plane.gateway("g", Lease("b", "r1", 10)) as new:
             await heard(other, "c")
             (replica,) = plane.lane("batched")["replicas"]
             assert replica["running"] == 1
@@ -468,7 +468,7 @@ async def test_a_new_scheduler_places_nothing_before_all_have_reported() -> None
     ):
         await early.submit("a", "sequential")
         await until(lambda: plane.counts == (1, 0))
-        async with plane.gateway("late", HeldLease("held", "s", 10)) as late:
+        async with plane.gateway("late", Lease("held", "s", 10)) as late:
             plane.clock.now_s += 4
             await until(lambda: plane.counts == (1, 1))
             await late.say(release("held"))
@@ -636,6 +636,16 @@ async def test_pages_and_metrics() -> None:
         async with http.get("/replicas") as page:
             (replica,) = await page.json()
         assert (replica["replica"], replica["engine"]) == ("r1", "simulated")
+        assert replica == {
+            "replica": "r1",
+            "lane": "batched",
+            "strategy": "batched",
+            "url": "http://127.0.0.1:5",
+            "engine": "simulated",
+            "engine_version": "simulated 1",
+            "dtype": "none",
+            "device": "none",
+        }
         async with http.get("/targets") as page:
             targets = await page.json()
         assert [(target["labels"]["role"], target["targets"]) for target in targets] == [
