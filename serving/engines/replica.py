@@ -31,7 +31,7 @@ WATCH_S = 0.25
 CLOSE_LIMIT_S = 1.0
 
 
-class Replica:
+class EngineReplica:
     """Starts an engine, warms it, and offers it to the scheduler.
 
     Args:

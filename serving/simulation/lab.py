@@ -12,9 +12,8 @@ from serving.config import SchedulerConfig
 from serving.core.lane import ReplicaInfo, Strategy
 from serving.core.request import Outcome, ReplicaVerdict, RequestEnd
 from serving.scheduler.core import SchedulerCore
-from serving.simulation import replica as engine
 from serving.simulation.events import EventLoop
-from serving.simulation.replica import ReplicaModel, SimulatedReplica
+from serving.simulation.replica import EngineSequence, ReplicaModel, SimulatedReplica
 from serving.simulation.results import SimulatedRequest, SimulatedRun
 from serving.simulation.traffic import Arrival
 
@@ -68,9 +67,7 @@ class SimulatedLab:
             one.granted_at_s = now_s
             replica = self._replicas[grant.replica.replica_id]
             request = one.arrival.request
-            replica.join(
-                engine.Sequence(request.request_id, request.prompt_tokens, one.arrival.output_tokens)
-            )
+            replica.join(EngineSequence(request.request_id, request.prompt_tokens, one.arrival.output_tokens))
             self._wake(replica)
 
     def _wake(self, replica: SimulatedReplica) -> None:
@@ -95,7 +92,7 @@ class SimulatedLab:
         self._dispatch()
         self._wake(replica)
 
-    def _finish(self, one: SimulatedRequest, sequence: engine.Sequence) -> None:
+    def _finish(self, one: SimulatedRequest, sequence: EngineSequence) -> None:
         assert one.granted_at_s is not None, "it ran"
         assert one.first_token_at_s is not None, "it has its last token"
         one.finished_at_s = self.loop.now_s
@@ -104,7 +101,7 @@ class SimulatedLab:
         end = RequestEnd(ReplicaVerdict.HEALTHY, first_token_s, sequence.made)
         self.core.release(sequence.request_id, self.loop.now_s, end)
 
-    def _count(self, served: Sequence[engine.Sequence]) -> None:
+    def _count(self, served: Sequence[EngineSequence]) -> None:
         if self._tenants <= self.core.waiting_by_tenant().keys():
             for sequence in served:
                 tokens = 1 + (sequence.prompt_tokens if sequence.made == 1 else 0)

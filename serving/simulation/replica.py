@@ -48,7 +48,7 @@ class ReplicaModel:
 
 
 @dataclass(eq=False, slots=True)
-class Sequence:
+class EngineSequence:
     """A request in a simulated engine."""
 
     request_id: str
@@ -68,10 +68,10 @@ class SimulatedReplica:
 
     model: ReplicaModel
     is_stepping: bool = False
-    _waiting: deque[Sequence] = field(default_factory=deque)
-    _running: list[Sequence] = field(default_factory=list)
+    _waiting: deque[EngineSequence] = field(default_factory=deque)
+    _running: list[EngineSequence] = field(default_factory=list)
 
-    def join(self, sequence: Sequence) -> None:
+    def join(self, sequence: EngineSequence) -> None:
         """A request arrives; it takes part from the next step on."""
         self._waiting.append(sequence)
 
@@ -84,7 +84,7 @@ class SimulatedReplica:
         self.is_stepping = bool(self._running)
         return now_s + self.model.step_s(len(self._running)) if self._running else None
 
-    def end_step(self, now_s: float) -> list[Sequence]:
+    def end_step(self, now_s: float) -> list[EngineSequence]:
         """End the step; the requests that got a token. Those that are done have left."""
         served = [one for one in self._running if one.made or now_s >= one.first_token_due_s]
         for sequence in served:

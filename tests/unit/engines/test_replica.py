@@ -13,7 +13,7 @@ import pytest
 from serving.config import LaneConfig, SimulatedProfile
 from serving.core.lane import Strategy
 from serving.engines import replica as replica_module
-from serving.engines.replica import Replica
+from serving.engines.replica import EngineReplica
 from serving.engines.simulated.engine import SimulatedEngine
 from serving.scheduler import channel as channel_module
 from serving.scheduler import protocol
@@ -42,7 +42,7 @@ class Scene:
     """A replica that serves, and the scheduler that knows it."""
 
     plane: ControlPlane
-    replica: Replica
+    replica: EngineReplica
     url: str
 
     @contextlib.asynccontextmanager
@@ -57,9 +57,9 @@ class Scene:
             yield response
 
 
-def made(find_scheduler: Callable[[], Awaitable[str]], drain_timeout_s: float = 30) -> Replica:
+def made(find_scheduler: Callable[[], Awaitable[str]], drain_timeout_s: float = 30) -> EngineReplica:
     engine = SimulatedEngine(LANE, ["sim"], max_model_len=1_000_000)
-    return Replica(engine, LANE, "b-1", "sim", find_scheduler, drain_timeout_s)
+    return EngineReplica(engine, LANE, "b-1", "sim", find_scheduler, drain_timeout_s)
 
 
 @contextlib.asynccontextmanager
