@@ -266,16 +266,16 @@ class SchedulerCore:
     def demand_tokens(self) -> dict[str, int]:
         """By replica: its outstanding tokens, and its even part of those that wait for a replica like it."""
         replicas = self._fleet.all()
-        num_by_lane = Counter(one.info.lane for one in replicas)
-        num_unpinned = sum(one.info.takes_unpinned for one in replicas)
+        num_by_lane = Counter(replica.info.lane for replica in replicas)
+        num_unpinned = sum(replica.info.takes_unpinned for replica in replicas)
         demand = {}
-        for one in replicas:
-            lane = one.info.lane
-            demand[one.info.replica_id] = (
-                one.load.outstanding_tokens + self._waiting_tokens(lane) // num_by_lane[lane]
+        for replica in replicas:
+            lane = replica.info.lane
+            demand[replica.info.replica_id] = (
+                replica.load.outstanding_tokens + self._waiting_tokens(lane) // num_by_lane[lane]
             )
-            if one.info.takes_unpinned:
-                demand[one.info.replica_id] += self._waiting_tokens(None) // num_unpinned
+            if replica.info.takes_unpinned:
+                demand[replica.info.replica_id] += self._waiting_tokens(None) // num_unpinned
         return demand
 
     def replicas(self) -> list[ReplicaState]:

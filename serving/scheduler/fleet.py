@@ -71,33 +71,38 @@ class Fleet:
 
     def places(self, eligibility: Eligibility) -> Places:
         """Where such requests may run, with room or without."""
-        found = self._by_eligibility.get(eligibility)
-        if found is None:
-            willing = [one for one in self._replicas.values() if may_serve(one.info, eligibility)]
+        places = self._by_eligibility.get(eligibility)
+        if places is None:
+            willing = [replica for replica in self._replicas.values() if may_serve(replica.info, eligibility)]
             # Better wait for another than break on the same one again; alone, it gets a second chance.
-            replicas = [one for one in willing if one.info.replica_id != eligibility.avoid_replica] or willing
+            replicas = [
+                replica for replica in willing if replica.info.replica_id != eligibility.avoid_replica
+            ] or willing
             reserved_share = sum(self._reserved_shares[: eligibility.band])
-            limits = [one.info.max_running - int(reserved_share * one.info.max_running) for one in replicas]
-            lanes = frozenset(one.info.lane for one in replicas)
-            found = self._by_eligibility[eligibility] = Places(
+            limits = [
+                replica.info.max_running - int(reserved_share * replica.info.max_running)
+                for replica in replicas
+            ]
+            lanes = frozenset(replica.info.lane for replica in replicas)
+            places = self._by_eligibility[eligibility] = Places(
                 tuple(replicas), tuple(limits), lanes, sum(limits)
             )
-        return found
+        return places
 
     def with_room(self, eligibility: Eligibility, now_s: float) -> list[ReplicaState]:
         """Replicas that can take one more such request now."""
         places = self.places(eligibility)
         return [
-            one
-            for one, limit in zip(places.replicas, places.limits, strict=True)
-            if one.load.running < limit and one.breaker.lets_through(now_s)
+            replica
+            for replica, limit in zip(places.replicas, places.limits, strict=True)
+            if replica.load.running < limit and replica.breaker.lets_through(now_s)
         ]
 
     def has_room(self, eligibility: Eligibility, now_s: float) -> bool:
         """Whether any replica can take one more such request now."""
         # A plain loop: this runs several times per decision, mostly over full replicas.
         places = self.places(eligibility)
-        for one, limit in zip(places.replicas, places.limits, strict=True):
-            if one.load.running < limit and one.breaker.lets_through(now_s):
+        for replica, limit in zip(places.replicas, places.limits, strict=True):
+            if replica.load.running < limit and replica.breaker.lets_through(now_s):
                 return True
         return False

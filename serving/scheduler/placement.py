@@ -54,7 +54,9 @@ class LeastOutstanding:
 
     def choose(self, request: SchedulingRequest, candidates: Sequence[ReplicaState]) -> ReplicaState:
         fewest = min(candidate.load.outstanding_tokens for candidate in candidates)
-        return self._rng.choice([one for one in candidates if one.load.outstanding_tokens == fewest])
+        return self._rng.choice(
+            [candidate for candidate in candidates if candidate.load.outstanding_tokens == fewest]
+        )
 
     def forget(self, replica_id: str) -> None:
         pass
@@ -91,10 +93,16 @@ class PrefixAffinity:
 
     def choose(self, request: SchedulingRequest, candidates: Sequence[ReplicaState]) -> ReplicaState:
         chosen = self._least.choose(request, candidates)
-        matches = [(self._match(request, one), one) for one in candidates] if request.prefix_blocks else []
+        matches = (
+            [(self._match(request, candidate), candidate) for candidate in candidates]
+            if request.prefix_blocks
+            else []
+        )
         longest = max((match for match, _ in matches), default=0)
         if longest > 0:
-            best = self._least.choose(request, [one for match, one in matches if match == longest])
+            best = self._least.choose(
+                request, [candidate for match, candidate in matches if match == longest]
+            )
             gap = best.load.outstanding_tokens - chosen.load.outstanding_tokens
             chosen = best if gap <= self._gap_tokens else chosen
         self._remember(request, chosen)

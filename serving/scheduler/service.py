@@ -316,10 +316,10 @@ class SchedulerService:
         for group in self._core.waiting_groups():
             tenant = group.tenant if group.tenant in shown_tenants else OTHER_TENANTS
             merged[group.lane, group.band, tenant] += Counter(requests=group.requests, tokens=group.tokens)
-        found: dict[str | None, list[dict[str, Any]]] = defaultdict(list)
+        by_lane: dict[str | None, list[dict[str, Any]]] = defaultdict(list)
         for (lane, band, tenant), counts in merged.items():
-            found[lane].append({"band": band, "tenant": tenant, **counts})
-        return dict(found)
+            by_lane[lane].append({"band": band, "tenant": tenant, **counts})
+        return dict(by_lane)
 
     def replicas(self) -> list[dict[str, str]]:
         """What each ready replica said about its engine."""
@@ -339,22 +339,22 @@ class SchedulerService:
 
     def targets(self, own_address: str) -> list[dict[str, Any]]:
         """Every process that serves `/metrics`, in Prometheus' HTTP service discovery format."""
-        found = [{"targets": [own_address], "labels": {"role": "scheduler"}}]
-        found += [
+        targets = [{"targets": [own_address], "labels": {"role": "scheduler"}}]
+        targets += [
             {
                 "targets": [gateway.hello.metrics_address],
                 "labels": {"role": "gateway", "gateway": gateway.hello.gateway_id},
             }
             for gateway in self._gateways
         ]
-        found += [
+        targets += [
             {
                 "targets": [hello.info.url.removeprefix("http://")],
                 "labels": {"role": "replica", "lane": hello.info.lane, "replica": hello.info.replica_id},
             }
             for hello in self._replicas.values()
         ]
-        return found
+        return targets
 
 
 def build_app(

@@ -86,9 +86,11 @@ class SimulatedReplica:
 
     def end_step(self, now_s: float) -> list[EngineSequence]:
         """End the step; the requests that got a token. Those that are done have left."""
-        served = [one for one in self._running if one.made or now_s >= one.first_token_due_s]
+        served = [
+            sequence for sequence in self._running if sequence.made or now_s >= sequence.first_token_due_s
+        ]
         for sequence in served:
             sequence.made += 1
-        self._running = [one for one in self._running if not one.is_done]
+        self._running = [sequence for sequence in self._running if not sequence.is_done]
         self.is_stepping = False
         return served
