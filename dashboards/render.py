@@ -112,23 +112,23 @@ def colours_of(owners: Iterable[Owner]) -> dict[Owner, str]:
     by_label = defaultdict(list)
     for label, value in sorted(set(owners)):
         by_label[label].append(value)
-    found = {("lane", lane): colour for lane, colour in lane_colours(by_label.pop("lane", ())).items()}
+    colours = {("lane", lane): colour for lane, colour in lane_colours(by_label.pop("lane", ())).items()}
     for label, values in by_label.items():
         # From the end: its colours are the last that a lane takes.
-        found |= {
+        colours |= {
             (label, value): colour for value, colour in zip(values, cycle(LANE_COLOURS[::-1]), strict=False)
         }
-    return found
+    return colours
 
 
 def told_apart(colours: Sequence[str], looks: Sequence[Look]) -> list[Look]:
     """A look for each line; lines that share a colour differ in it."""
     seen: Counter[str] = Counter()
-    found = []
+    chosen = []
     for colour in colours:
-        found.append(looks[seen[colour] % len(looks)])
+        chosen.append(looks[seen[colour] % len(looks)])
         seen[colour] += 1
-    return found
+    return chosen
 
 
 def has_data(panel: Panel, points: Iterable[Point]) -> bool:

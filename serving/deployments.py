@@ -36,7 +36,7 @@ from serving.core.addresses import LOOPBACK
 from serving.core.errors import ConfigError, TandemError
 from serving.core.ray_application import APP_NAME, ENGINE_RESOURCE, OBJECT_STORE_BYTES
 from serving.engines.base import Engine
-from serving.engines.replica import Replica
+from serving.engines.replica import EngineReplica
 from serving.engines.simulated.engine import SimulatedEngine
 from serving.engines.vllm import VllmEngine, environment
 from serving.gateway import api_keys
@@ -106,7 +106,7 @@ class EngineDeployment:
         # Cores and device are those of this node, so no driver can know them.
         os.environ.update(environment(lane, config.model))
         replica_id = f"{lane.name}-{serve.get_replica_context().replica_id.unique_id}"
-        self._replica = Replica(
+        self._replica = EngineReplica(
             _engine(config, lane),
             lane,
             replica_id,

@@ -18,7 +18,8 @@ from serving.core.lane import EngineFacts, ReplicaInfo, Strategy
 from serving.core.latency import percentile
 from serving.core.request import SchedulingRequest
 from serving.http_server import serve_app
-from serving.scheduler.client import SchedulerClient, keep_connected
+from serving.scheduler.channel import keep_connected, listen
+from serving.scheduler.client import SchedulerClient
 from serving.scheduler.protocol import ReplicaHello, encode
 from serving.scheduler.service import SchedulerService, build_app
 
@@ -118,8 +119,7 @@ async def _be_replica(socket: aiohttp.ClientWebSocketResponse) -> None:
     )
     hello = ReplicaHello(info, EngineFacts(name="simulated", version="none", device="none", dtype="none"))
     await socket.send_str(encode(hello).decode())
-    async for _ in socket:
-        pass
+    await listen(socket, lambda _: None)
 
 
 async def _replica_is_ready(address: str) -> None:

@@ -165,7 +165,7 @@ def _error_text(error: Any) -> str:
 def _choice_text(choice: _Choice) -> str:
     part = choice.delta or choice.message or choice
     # Text a reader sees later still counts: reasoning and tool arguments are generated tokens too.
-    found = [part.text, part.content, part.reasoning, part.reasoning_content]
+    pieces = [part.text, part.content, part.reasoning, part.reasoning_content]
     if part.tool_calls:
-        found += [call.function.arguments for call in part.tool_calls if call.function]
-    return "".join([piece for piece in found if isinstance(piece, str)])
+        pieces += [call.function.arguments for call in part.tool_calls if call.function]
+    return "".join([piece for piece in pieces if isinstance(piece, str)])

@@ -125,7 +125,9 @@ class EngineTally:
 
     def sent_as_json(self, request_id: str | None = None) -> bytes:
         """The JSON of a replica's `GET /tandem/engine/sent`: `SentStream`s, of one request if it is named."""
-        return msgspec.json.encode([one for one in self.sent if request_id in (None, one.request_id)])
+        return msgspec.json.encode(
+            [stream for stream in self.sent if request_id in (None, stream.request_id)]
+        )
 
 
 class Engine(Protocol):

@@ -20,7 +20,7 @@ from serving.engines.metrics import ReplicaCollector
 from serving.engines.route_filter import only_lab_routes
 from serving.engines.steps.recorder import ReplicaLabels, StepRecorder
 from serving.http_server import serve_app
-from serving.scheduler.client import keep_connected
+from serving.scheduler.channel import keep_connected, listen
 from serving.scheduler.protocol import ReplicaHello, ReplicaLeaving, decode_replica_update, encode
 from serving.tracing.otlp import Tracing, with_engine_span
 
@@ -31,7 +31,7 @@ WATCH_S = 0.25
 CLOSE_LIMIT_S = 1.0
 
 
-class Replica:
+class EngineReplica:
     """Starts an engine, warms it, and offers it to the scheduler.
 
     Args:
@@ -145,9 +145,11 @@ class Replica:
         async def talk(channel: aiohttp.ClientWebSocketResponse) -> None:
             self._channel = channel
             await channel.send_str(encode(hello).decode())
-            async for frame in channel:
-                update = decode_replica_update(frame.data)
-                self.demand_tokens, self._has_grace = update.outstanding_tokens, update.has_grace
+            await listen(channel, hear)
+
+        def hear(text: str) -> None:
+            update = decode_replica_update(text)
+            self.demand_tokens, self._has_grace = update.outstanding_tokens, update.has_grace
 
         await keep_connected(self._scheduler_address, talk)
 

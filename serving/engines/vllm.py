@@ -48,7 +48,7 @@ def choose_dtype(model: ModelConfig, device: str, instruction_sets: frozenset[st
 
 def environment(lane: LaneConfig, model: ModelConfig) -> dict[str, str]:
     """Environment variables a replica's process needs before vLLM is imported."""
-    found = {
+    variables = {
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "INFO",
@@ -57,11 +57,11 @@ def environment(lane: LaneConfig, model: ModelConfig) -> dict[str, str]:
     if lane.engine == "vllm" and choose_device(model) == "cpu":
         cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
         # vLLM's default keeps a core back for others; measured, all cores are better here.
-        found["VLLM_CPU_OMP_THREADS_BIND"] = cores
+        variables["VLLM_CPU_OMP_THREADS_BIND"] = cores
         # A CPU engine is one process group on one machine; its workers have no business on the network.
-        found["GLOO_SOCKET_IFNAME"] = "lo"
-        found["VLLM_HOST_IP"] = LOOPBACK
-    return found
+        variables["GLOO_SOCKET_IFNAME"] = "lo"
+        variables["VLLM_HOST_IP"] = LOOPBACK
+    return variables
 
 
 def command_line(

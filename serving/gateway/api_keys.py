@@ -61,16 +61,16 @@ def read_keys(config: GatewayConfig, environment: Mapping[str, str] = os.environ
         ConfigError: the file cannot be read or can be read by everybody, holds no key, or a key is out of bounds.
             The text gives the place and never the key.
     """
-    found: list[str] = []
+    keys: list[str] = []
     if config.api_keys_file is not None:
-        found += _from_file(Path(config.api_keys_file))
+        keys += _from_file(Path(config.api_keys_file))
     if given := environment.get(KEYS_VARIABLE):
-        found += _checked(enumerate(map(str.strip, given.split(",")), 1), f"{KEYS_VARIABLE}: key")
-    if len(found) > MAX_KEYS:
+        keys += _checked(enumerate(map(str.strip, given.split(",")), 1), f"{KEYS_VARIABLE}: key")
+    if len(keys) > MAX_KEYS:
         raise ConfigError(
-            f"{len(found)} API keys; at most {MAX_KEYS} (gateway.api_keys_file, {KEYS_VARIABLE})"
+            f"{len(keys)} API keys; at most {MAX_KEYS} (gateway.api_keys_file, {KEYS_VARIABLE})"
         )
-    return ApiKeys(found)
+    return ApiKeys(keys)
 
 
 def _from_file(path: Path) -> list[str]:

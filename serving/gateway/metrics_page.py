@@ -24,8 +24,8 @@ def build_own_app(registry: CollectorRegistry, spans: SpanLog) -> Starlette:
         given = request.query_params.get("since_ns", "0")
         if not given.isdecimal():
             return JSONResponse({"error": f"since_ns={given!r} must be a number of ns"}, status_code=400)
-        found, is_complete = spans.since(int(given))
-        body = msgspec.json.encode(GatewaySpans(spans.gateway_id, is_complete, found))
+        requests_since, is_complete = spans.since(int(given))
+        body = msgspec.json.encode(GatewaySpans(spans.gateway_id, is_complete, requests_since))
         return Response(body, media_type="application/json")
 
     return Starlette(routes=[Route("/metrics", metrics), Route("/tandem/spans", requests)])

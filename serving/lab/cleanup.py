@@ -122,14 +122,14 @@ def sweep(run_id: str, grace_s: float = GRACE_S, segments: Set[Segment] = frozen
     mapped = set(segments)
     # A dying process may have started another a moment ago: look again until nothing is found.
     for _ in range(ROUNDS):
-        found = processes_of(run_id)
-        if not found:
+        running = processes_of(run_id)
+        if not running:
             break
-        swept += found
-        mapped |= shared_memory.segments_of(process.pid for process in found)
-        for process in found:
+        swept += running
+        mapped |= shared_memory.segments_of(process.pid for process in running)
+        for process in running:
             _signal(process, signal.SIGTERM, ended)
-        alive = _wait(found, grace_s)
+        alive = _wait(running, grace_s)
         for process in alive:
             _signal(process, signal.SIGKILL, ended)
         _wait(alive, KILL_LIMIT_S)
@@ -144,7 +144,7 @@ def sweep(run_id: str, grace_s: float = GRACE_S, segments: Set[Segment] = frozen
 def _wait(processes: list[psutil.Process], limit_s: float) -> list[psutil.Process]:
     """Those that still run after at most `limit_s` seconds."""
     give_up_at_s = time.monotonic() + limit_s
-    while (alive := [one for one in processes if _runs(one)]) and time.monotonic() < give_up_at_s:
+    while (alive := [process for process in processes if _runs(process)]) and time.monotonic() < give_up_at_s:
         time.sleep(POLL_S)
     return alive
 

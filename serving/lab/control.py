@@ -174,7 +174,7 @@ def look() -> dict[str, Any]:
     state = lab_state.read(lab_state.state_dir())
     if state is None:
         return {"state": "not_running", "scheduler": None}
-    found: dict[str, Any] = {
+    standing: dict[str, Any] = {
         "state": str(state.phase) if state.is_alive else "died",
         "pid": state.pid,
         "run_id": state.run_id,
@@ -185,16 +185,16 @@ def look() -> dict[str, Any]:
         "age_s": round(state.age_s, 1),
         "scheduler": None,
     }
-    if found["state"] == Phase.READY:
+    if standing["state"] == Phase.READY:
         try:
             fetch = reader(state.url)
             fetch(state.url + "/health")
-            found["scheduler"] = json.loads(fetch(state.url + "/scheduler"))
-            if faults := lane_faults(found["scheduler"]):
-                found |= {"state": "degraded", "progress": "; ".join(faults)}
+            standing["scheduler"] = json.loads(fetch(state.url + "/scheduler"))
+            if faults := lane_faults(standing["scheduler"]):
+                standing |= {"state": "degraded", "progress": "; ".join(faults)}
         except (OSError, ValueError) as error:
-            found |= {"state": "unreachable", "progress": f"{state.url} does not answer: {error}"}
-    return found
+            standing |= {"state": "unreachable", "progress": f"{state.url} does not answer: {error}"}
+    return standing
 
 
 def lane_faults(scheduler: dict[str, Any]) -> list[str]:

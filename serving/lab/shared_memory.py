@@ -39,14 +39,14 @@ def segments_of(pids: Iterable[int]) -> set[Segment]:
 
     Another user cannot have ours mapped: Python makes segments for their owner alone.
     """
-    found: set[Segment] = set()
+    mapped: set[Segment] = set()
     for pid in pids:
         try:
             maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
-        found |= {Segment(name, int(inode)) for inode, name in MAPPED_SEGMENT.findall(maps)}
-    return found
+        mapped |= {Segment(name, int(inode)) for inode, name in MAPPED_SEGMENT.findall(maps)}
+    return mapped
 
 
 def remove_left(segments: set[Segment]) -> None:
@@ -74,8 +74,8 @@ def recorded(directory: Path, run_id: str) -> set[Segment]:
     path = _record(directory)
     try:
         data = json.loads(path.read_text())
-        found = {Segment(str(name), int(inode)) for name, inode in data["segments"]}
-        return found if data["run_id"] == run_id else set()
+        segments = {Segment(str(name), int(inode)) for name, inode in data["segments"]}
+        return segments if data["run_id"] == run_id else set()
     except FileNotFoundError:
         return set()
     except (ValueError, TypeError, KeyError) as error:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -17,21 +16,21 @@ import aiohttp
 
 from serving.core.errors import Reason, RefusedError
 from serving.core.request import Lease, RequestEnd, SchedulingRequest
+from serving.scheduler.channel import keep_connected, listen
 from serving.scheduler.protocol import (
+    FromScheduler,
     GatewayHello,
     Granted,
     Refused,
     Release,
     Submit,
     ToScheduler,
+    Welcome,
     Withdraw,
     decode_from_scheduler,
     encode,
 )
 
-logger = logging.getLogger(__name__)
-RECONNECT_DELAY_S = 0.2
-HEARTBEAT_S = 5.0
 ALONE_LIMIT_S = 15.0
 ALONE_TICK_S = 0.5
 
@@ -54,27 +53,6 @@ class HeldReplica:
     end: RequestEnd = field(default_factory=RequestEnd)
 
 
-async def keep_connected(
-    address: Callable[[], Awaitable[str]],
-    talk: Callable[[aiohttp.ClientWebSocketResponse], Awaitable[None]],
-) -> None:
-    """Hold a control channel open for ever: connect, talk until it breaks, connect again.
-
-    Args:
-        address: host:port of the scheduler, asked before each attempt, for it may have moved;
-            raises an OSError while it is not to be found.
-    """
-    async with aiohttp.ClientSession() as session:
-        while True:
-            try:
-                url = f"http://{await address()}/control"
-                async with session.ws_connect(url, heartbeat=HEARTBEAT_S) as socket:
-                    await talk(socket)
-            except (aiohttp.ClientError, OSError, TimeoutError) as error:
-                logger.warning("control channel: %s; trying again", error)
-            await asyncio.sleep(RECONNECT_DELAY_S)
-
-
 class SchedulerClient:
     """Leases for one gateway.
 
@@ -88,7 +66,7 @@ class SchedulerClient:
         self._gateway_id = gateway_id
         self._metrics_address = metrics_address
         self._address = address
-        self._outbox: asyncio.Queue[str] = asyncio.Queue()
+        self._outbox: asyncio.Queue[str] | None = None  # of the open channel, be it welcome yet or not
         self._pending: dict[str, _Pending] = {}
         self._held: dict[str, Lease] = {}
         self._connected = asyncio.Event()
@@ -115,7 +93,7 @@ class SchedulerClient:
                     pending.answer.set_exception(RefusedError(Reason.SCHEDULER_UNREACHABLE, message, 1))
 
     async def wait_connected(self, timeout_s: float) -> None:
-        """Return once the scheduler answers.
+        """Return once a scheduler has welcomed this gateway.
 
         Raises:
             TimeoutError: it has not within the limit.
@@ -153,39 +131,36 @@ class SchedulerClient:
             self._tell(Release(request_id, held.end))
 
     def _tell(self, message: ToScheduler) -> None:
-        # Without a connection nothing needs saying: the next hello reports what is held and submits what waits.
-        if self._connected.is_set():
+        # Without a channel nothing needs saying: the next hello reports what is held and submits what waits.
+        if self._outbox is not None:
             self._outbox.put_nowait(encode(message).decode())
 
     async def _talk(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         # No await before all of this is queued: a lease that ended in between would stay booked for ever.
-        self._outbox = asyncio.Queue()
-        self._connected.set()
+        self._outbox = outbox = asyncio.Queue[str]()
         self._tell(GatewayHello(self._gateway_id, self._metrics_address, list(self._held.values())))
         for pending in self._pending.values():
             if not pending.answer.done():
                 # It waited already, with no scheduler or with the one before.
                 waited_s = time.monotonic() - pending.since_s
                 self._tell(Submit(replace(pending.request, age_s=pending.request.age_s + waited_s)))
-        writer = asyncio.create_task(self._write(socket))
+        writer = asyncio.create_task(_write(socket, outbox))
         try:
-            async for frame in socket:
-                if frame.type is aiohttp.WSMsgType.ERROR:
-                    # A heartbeat that stayed unanswered comes as a frame, not as an exception.
-                    raise ConnectionError(f"the scheduler fell silent: {frame.data!r}")
-                self._handle(decode_from_scheduler(frame.data))
+            await listen(socket, lambda text: self._handle(decode_from_scheduler(text)))
         finally:
-            self._connected.clear()
-            self._alone_since_s = time.monotonic()
             writer.cancel()
+            self._outbox = None
+            if self._connected.is_set():  # else it is alone for as long as before
+                self._connected.clear()
+                self._alone_since_s = time.monotonic()
 
-    async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        outbox = self._outbox
-        with contextlib.suppress(aiohttp.ClientConnectionResetError):  # the reader sees the end too
-            while True:
-                await socket.send_str(await outbox.get())
+    def _handle(self, message: FromScheduler) -> None:
+        if isinstance(message, Welcome):
+            self._connected.set()
+        else:
+            self._answer(message)
 
-    def _handle(self, message: Granted | Refused) -> None:
+    def _answer(self, message: Granted | Refused) -> None:
         pending = self._pending.get(message.request_id)
         if pending is None or pending.answer.done():
             return  # the client left; Withdraw is on its way and gives the lease back
@@ -200,3 +175,9 @@ class SchedulerClient:
 
 def _refused(message: Refused) -> RefusedError:
     return RefusedError(Reason(message.reason), message.message, message.retry_after_s)
+
+
+async def _write(socket: aiohttp.ClientWebSocketResponse, outbox: asyncio.Queue[str]) -> None:
+    with contextlib.suppress(aiohttp.ClientConnectionResetError):  # the reader sees the end too
+        while True:
+            await socket.send_str(await outbox.get())

@@ -25,10 +25,16 @@ from serving.scheduler.order import (
     OrderPolicy,
     PriorityBands,
     ShortestJobFirst,
-    Waiting,
+    WaitingRequest,
 )
-from serving.scheduler.placement import LeastOutstanding, PlacementPolicy, PowerOfTwo, PrefixAffinity, Replica
-from serving.scheduler.queue import Backlog, Line, WaitingQueue
+from serving.scheduler.placement import (
+    LeastOutstanding,
+    PlacementPolicy,
+    PowerOfTwo,
+    PrefixAffinity,
+    ReplicaState,
+)
+from serving.scheduler.queue import Backlog, Eligibility, WaitingQueue
 
 KEEP_REFUSALS = 20
 UNTOLD_END = RequestEnd()
@@ -156,8 +162,8 @@ class SchedulerCore:
         if request.request_id in self._queue or request.request_id in self._ledger:
             raise LeaseError(f"request {request.request_id!r} is already waiting or running")
         request = self._predicted(request)
-        line = Line.of(request)
-        refusal = admit(request, self._view(request, line, now_s), self._limits(request))
+        eligibility = Eligibility.of(request)
+        refusal = admit(request, self._view(request, eligibility, now_s), self._limits(request))
         if refusal is not None:
             self._note(refusal, request, now_s)
             return refusal
@@ -170,7 +176,7 @@ class SchedulerCore:
         grants: list[Grant] = []
         if now_s < self._settled_at_s:
             return grants
-        while waiting := self._queue.head(lambda line: self._fleet.has_room(line, now_s)):
+        while waiting := self._queue.head(lambda eligibility: self._fleet.has_room(eligibility, now_s)):
             grants.append(self._place(waiting, now_s))
         return grants
 
@@ -202,7 +208,7 @@ class SchedulerCore:
         if lease.request_id not in self._ledger:
             self._ledger.acquire(lease)
 
-    def expire(self, now_s: float) -> list[tuple[Waiting, Refusal]]:
+    def expire(self, now_s: float) -> list[tuple[WaitingRequest, Refusal]]:
         """Take out the requests whose time to wait is over."""
         expired = []
         for waiting in self._queue.out_of_patience(now_s):
@@ -260,19 +266,19 @@ class SchedulerCore:
     def demand_tokens(self) -> dict[str, int]:
         """By replica: its outstanding tokens, and its even part of those that wait for a replica like it."""
         replicas = self._fleet.all()
-        num_by_lane = Counter(one.info.lane for one in replicas)
-        num_unpinned = sum(one.info.takes_unpinned for one in replicas)
+        num_by_lane = Counter(replica.info.lane for replica in replicas)
+        num_unpinned = sum(replica.info.takes_unpinned for replica in replicas)
         demand = {}
-        for one in replicas:
-            lane = one.info.lane
-            demand[one.info.replica_id] = (
-                one.load.outstanding_tokens + self._waiting_tokens(lane) // num_by_lane[lane]
+        for replica in replicas:
+            lane = replica.info.lane
+            demand[replica.info.replica_id] = (
+                replica.load.outstanding_tokens + self._waiting_tokens(lane) // num_by_lane[lane]
             )
-            if one.info.takes_unpinned:
-                demand[one.info.replica_id] += self._waiting_tokens(None) // num_unpinned
+            if replica.info.takes_unpinned:
+                demand[replica.info.replica_id] += self._waiting_tokens(None) // num_unpinned
         return demand
 
-    def replicas(self) -> list[Replica]:
+    def replicas(self) -> list[ReplicaState]:
         """Every ready replica with what is booked on it."""
         return self._fleet.all()
 
@@ -281,10 +287,10 @@ class SchedulerCore:
     def _waiting_tokens(self, lane: str | None) -> int:
         return self._queue.by_lane.get(lane, Backlog()).tokens
 
-    def _place(self, waiting: Waiting, now_s: float) -> Grant:
+    def _place(self, waiting: WaitingRequest, now_s: float) -> Grant:
         request = waiting.request
         self._queue.leave(request.request_id)
-        replica = self._placement.choose(request, self._fleet.with_room(Line.of(request), now_s))
+        replica = self._placement.choose(request, self._fleet.with_room(Eligibility.of(request), now_s))
         lease = Lease(request.request_id, replica.info.replica_id, request.reserved_tokens)
         self._ledger.acquire(lease)
         replica.breaker.sent(request.request_id)
@@ -302,12 +308,12 @@ class SchedulerCore:
         limits = (self._config.max_queue_wait_s, request.max_queue_s, request.ttft_deadline_s)
         return min(limit for limit in limits if limit is not None)
 
-    def _view(self, request: SchedulingRequest, line: Line, now_s: float) -> LabView:
-        places = self._fleet.places(line)
+    def _view(self, request: SchedulingRequest, eligibility: Eligibility, now_s: float) -> LabView:
+        places = self._fleet.places(eligibility)
         can_place = now_s >= self._settled_at_s
         has_room = (
             can_place
-            and self._fleet.has_room(line, now_s)
+            and self._fleet.has_room(eligibility, now_s)
             and not self._queue.has_any(lambda other: self._fleet.has_room(other, now_s))
         )
         estimators = [self._lane(name) for name in places.lanes]
@@ -333,7 +339,7 @@ class SchedulerCore:
     def _num_ahead(self, request: SchedulingRequest, now_s: float) -> int:
         # By the policy's order: whom it overtakes, it need not wait for.
         return self._queue.num_ahead(
-            request, now_s - request.age_s, lambda line: line.lane in (None, request.lane)
+            request, now_s - request.age_s, lambda other: other.lane in (None, request.lane)
         )
 
     def _limits(self, request: SchedulingRequest) -> QueueLimits:

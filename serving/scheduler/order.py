@@ -24,7 +24,7 @@ MAX_IDLE_TENANTS = 10_000  # counters kept of tenants that have nothing waiting
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingRequest:
     """A queued request.
 
     Attributes:
@@ -45,30 +45,30 @@ class Waiting:
         return math.inf if wanted_s is None else self.arrived_at_s + wanted_s
 
 
-class WaitingLine(Protocol):
+class Subqueue(Protocol):
     """Requests that the same replicas can serve, in a policy's order."""
 
     def __len__(self) -> int: ...
 
-    def join(self, waiting: Waiting) -> None: ...
+    def join(self, waiting: WaitingRequest) -> None: ...
 
-    def leave(self, waiting: Waiting) -> None: ...
+    def leave(self, waiting: WaitingRequest) -> None: ...
 
-    def head(self) -> Waiting: ...
+    def head(self) -> WaitingRequest: ...
 
-    def num_before(self, newcomer: Waiting) -> int:
+    def num_before(self, newcomer: WaitingRequest) -> int:
         """How many would go before one that has not joined."""
         ...
 
 
 class OrderPolicy(Protocol):
-    """A policy: ranks requests, makes lines, and hears of what was served."""
+    """A policy: ranks requests, makes subqueues, and hears of what was served."""
 
-    def rank(self, waiting: Waiting) -> Rank:
+    def rank(self, waiting: WaitingRequest) -> Rank:
         """Lowest first. May change with time for `fair` only."""
         ...
 
-    def new_line(self) -> WaitingLine: ...
+    def new_subqueue(self) -> Subqueue: ...
 
     def tenant_arrives(self, tenant: str) -> None:
         """A tenant without waiting requests is about to have one."""
@@ -79,8 +79,8 @@ class OrderPolicy(Protocol):
     def finished(self, request: SchedulingRequest, output_tokens: int) -> None: ...
 
 
-class SortedLine:
-    """A line whose ranks never change: a sorted list, O(log n) to join and to leave from anywhere."""
+class SortedSubqueue:
+    """A subqueue whose ranks never change: a sorted list, O(log n) to join and to leave from anywhere."""
 
     def __init__(self, policy: OrderPolicy) -> None:
         self._policy = policy
@@ -89,28 +89,28 @@ class SortedLine:
     def __len__(self) -> int:
         return len(self._sorted)
 
-    def join(self, waiting: Waiting) -> None:
+    def join(self, waiting: WaitingRequest) -> None:
         self._sorted.add(waiting)
 
-    def leave(self, waiting: Waiting) -> None:
+    def leave(self, waiting: WaitingRequest) -> None:
         self._sorted.remove(waiting)
 
-    def head(self) -> Waiting:
-        first: Waiting = self._sorted[0]
+    def head(self) -> WaitingRequest:
+        first: WaitingRequest = self._sorted[0]
         return first
 
-    def num_before(self, newcomer: Waiting) -> int:
+    def num_before(self, newcomer: WaitingRequest) -> int:
         return int(self._sorted.bisect_key_left(self._policy.rank(newcomer)))
 
 
 class _StaticPolicy:
     """Base of the policies whose ranks are fixed when a request joins."""
 
-    def rank(self, waiting: Waiting) -> Rank:
+    def rank(self, waiting: WaitingRequest) -> Rank:
         raise NotImplementedError
 
-    def new_line(self) -> WaitingLine:
-        return SortedLine(self)
+    def new_subqueue(self) -> Subqueue:
+        return SortedSubqueue(self)
 
     def tenant_arrives(self, tenant: str) -> None:
         pass
@@ -125,14 +125,14 @@ class _StaticPolicy:
 class FirstComeFirstServed(_StaticPolicy):
     """`fcfs`."""
 
-    def rank(self, waiting: Waiting) -> Rank:
+    def rank(self, waiting: WaitingRequest) -> Rank:
         return (waiting.arrived_at_s, waiting.ticket)
 
 
 class PriorityBands(_StaticPolicy):
     """`priority`: a lower band index always goes first."""
 
-    def rank(self, waiting: Waiting) -> Rank:
+    def rank(self, waiting: WaitingRequest) -> Rank:
         return (waiting.request.band, waiting.arrived_at_s, waiting.ticket)
 
 
@@ -146,7 +146,7 @@ class ShortestJobFirst(_StaticPolicy):
     def __init__(self, ageing_tokens_per_s: float) -> None:
         self._ageing_tokens_per_s = ageing_tokens_per_s
 
-    def rank(self, waiting: Waiting) -> Rank:
+    def rank(self, waiting: WaitingRequest) -> Rank:
         aged = waiting.request.predicted_output_tokens + self._ageing_tokens_per_s * waiting.arrived_at_s
         return (aged, waiting.ticket)
 
@@ -154,7 +154,7 @@ class ShortestJobFirst(_StaticPolicy):
 class EarliestDeadlineFirst(_StaticPolicy):
     """`edf`: requests without a deadline come after all that have one, first come, first served."""
 
-    def rank(self, waiting: Waiting) -> Rank:
+    def rank(self, waiting: WaitingRequest) -> Rank:
         return (waiting.deadline_at_s, waiting.arrived_at_s, waiting.ticket)
 
 
@@ -183,7 +183,7 @@ class FairTokens:
         self._output_weight = output_weight
         self._counters: dict[str, float] = {}
         self._last_dispatched: str | None = None
-        self._lines: WeakSet[_TenantLine] = WeakSet()  # the queue drops a line when it is empty
+        self._subqueues: WeakSet[_TenantSubqueue] = WeakSet()  # the queue drops a subqueue when it is empty
 
     def counter(self, tenant: str) -> float:
         """Weighted tokens a tenant was served so far, plus what it was lifted."""
@@ -197,17 +197,17 @@ class FairTokens:
         """The tenant's share, relative to the others'."""
         return self._weights.get(tenant, 1.0)
 
-    def rank(self, waiting: Waiting) -> Rank:
+    def rank(self, waiting: WaitingRequest) -> Rank:
         return (self.counter(waiting.request.tenant), waiting.arrived_at_s, waiting.ticket)
 
-    def new_line(self) -> WaitingLine:
-        line = _TenantLine(self)
-        self._lines.add(line)
-        return line
+    def new_subqueue(self) -> Subqueue:
+        subqueue = _TenantSubqueue(self)
+        self._subqueues.add(subqueue)
+        return subqueue
 
     def tenant_arrives(self, tenant: str) -> None:
         self._counters[tenant] = max(self.counter(tenant), self._floor())
-        if len(self._counters) > MAX_IDLE_TENANTS + sum(line.num_tenants for line in self._lines):
+        if len(self._counters) > MAX_IDLE_TENANTS + sum(subqueue.num_tenants for subqueue in self._subqueues):
             self._forget_idle(tenant)
 
     def dispatched(self, request: SchedulingRequest) -> None:
@@ -220,25 +220,25 @@ class FairTokens:
 
     def _charge(self, tenant: str, cost: float) -> None:
         self._counters[tenant] = self.counter(tenant) + cost / self.weight(tenant)
-        for line in self._lines:
-            line.rank_anew(tenant)
+        for subqueue in self._subqueues:
+            subqueue.rank_anew(tenant)
 
     def _floor(self) -> float:
-        waiting = [self.counter(line.head().request.tenant) for line in self._lines if line]
+        waiting = [self.counter(subqueue.head().request.tenant) for subqueue in self._subqueues if subqueue]
         if waiting or self._last_dispatched is None:
             return min(waiting, default=0.0)
         return self.counter(self._last_dispatched)
 
     def _forget_idle(self, newcomer: str) -> None:
         """Clients can invent names without end. The lowest counters say least: a return lifts them anyway."""
-        kept = {newcomer, self._last_dispatched}.union(*(line.tenants() for line in self._lines))
+        kept = {newcomer, self._last_dispatched}.union(*(subqueue.tenants() for subqueue in self._subqueues))
         idle = sorted((tenant for tenant in self._counters if tenant not in kept), key=self.counter)
         for tenant in idle[: len(idle) // 2]:
             del self._counters[tenant]
 
 
-class _TenantLine:
-    """A line of `fair`: first come, first served within a tenant, the tenants sorted by rank of their first."""
+class _TenantSubqueue:
+    """A subqueue of `fair`: first come, first served within a tenant, the tenants sorted by rank of their first."""
 
     def __init__(self, policy: FairTokens) -> None:
         self._policy = policy
@@ -258,7 +258,7 @@ class _TenantLine:
         """Those that have a request here."""
         return frozenset(self._by_tenant)
 
-    def join(self, waiting: Waiting) -> None:
+    def join(self, waiting: WaitingRequest) -> None:
         tenant = waiting.request.tenant
         if tenant not in self._by_tenant:
             self._by_tenant[tenant] = SortedKeyList(key=_by_arrival)
@@ -266,7 +266,7 @@ class _TenantLine:
         self._count += 1
         self.rank_anew(tenant)
 
-    def leave(self, waiting: Waiting) -> None:
+    def leave(self, waiting: WaitingRequest) -> None:
         tenant = waiting.request.tenant
         self._by_tenant[tenant].remove(waiting)
         if not self._by_tenant[tenant]:
@@ -282,12 +282,12 @@ class _TenantLine:
             head = self._head_of[tenant] = (self._policy.rank(self._by_tenant[tenant][0]), tenant)
             self._heads.add(head)
 
-    def head(self) -> Waiting:
+    def head(self) -> WaitingRequest:
         _, tenant = self._heads[0]
-        first: Waiting = self._by_tenant[tenant][0]
+        first: WaitingRequest = self._by_tenant[tenant][0]
         return first
 
-    def num_before(self, newcomer: Waiting) -> int:
+    def num_before(self, newcomer: WaitingRequest) -> int:
         """Its own tenant's earlier requests, and of each other tenant as many as get their turn meanwhile.
 
         An estimate: it takes requests to be of one size and counters to be level.
@@ -303,5 +303,5 @@ class _TenantLine:
         )
 
 
-def _by_arrival(waiting: Waiting) -> tuple[float, int]:
+def _by_arrival(waiting: WaitingRequest) -> tuple[float, int]:
     return waiting.arrived_at_s, waiting.ticket

@@ -12,11 +12,11 @@ from serving.core.lane import ReplicaInfo, Strategy
 from serving.core.request import SchedulingRequest
 from serving.scheduler.breaker import Breaker
 from serving.scheduler.ledger import Load
-from serving.scheduler.queue import Line
+from serving.scheduler.queue import Eligibility
 
 
 @dataclass(slots=True)
-class Replica:
+class ReplicaState:
     """A ready replica: what it said of itself, what is booked on it, and whether it can be trusted."""
 
     info: ReplicaInfo
@@ -24,14 +24,14 @@ class Replica:
     breaker: Breaker
 
 
-def may_serve(replica: ReplicaInfo, line: Line) -> bool:
-    """Whether requests of that line may run on the replica at all.
+def may_serve(replica: ReplicaInfo, eligibility: Eligibility) -> bool:
+    """Whether such requests may run on the replica at all.
 
     A pinned lane is the client's word: if its engine refuses the request, the client hears the engine's reason.
     """
-    if line.lane is not None:
-        return replica.lane == line.lane
-    if line.needs_plain_decoding and replica.strategy is Strategy.SPECULATIVE:
+    if eligibility.lane is not None:
+        return replica.lane == eligibility.lane
+    if eligibility.needs_plain_decoding and replica.strategy is Strategy.SPECULATIVE:
         return False
     return replica.takes_unpinned
 
@@ -39,7 +39,7 @@ def may_serve(replica: ReplicaInfo, line: Line) -> bool:
 class PlacementPolicy(Protocol):
     """Chooses among replicas that may serve the request and have room; there is at least one."""
 
-    def choose(self, request: SchedulingRequest, candidates: Sequence[Replica]) -> Replica: ...
+    def choose(self, request: SchedulingRequest, candidates: Sequence[ReplicaState]) -> ReplicaState: ...
 
     def forget(self, replica_id: str) -> None:
         """A replica is gone."""
@@ -52,9 +52,11 @@ class LeastOutstanding:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
-    def choose(self, request: SchedulingRequest, candidates: Sequence[Replica]) -> Replica:
+    def choose(self, request: SchedulingRequest, candidates: Sequence[ReplicaState]) -> ReplicaState:
         fewest = min(candidate.load.outstanding_tokens for candidate in candidates)
-        return self._rng.choice([one for one in candidates if one.load.outstanding_tokens == fewest])
+        return self._rng.choice(
+            [candidate for candidate in candidates if candidate.load.outstanding_tokens == fewest]
+        )
 
     def forget(self, replica_id: str) -> None:
         pass
@@ -67,7 +69,7 @@ class PowerOfTwo:
         self._rng = rng
         self._least = LeastOutstanding(rng)
 
-    def choose(self, request: SchedulingRequest, candidates: Sequence[Replica]) -> Replica:
+    def choose(self, request: SchedulingRequest, candidates: Sequence[ReplicaState]) -> ReplicaState:
         drawn = candidates if len(candidates) <= 2 else self._rng.sample(candidates, 2)
         return self._least.choose(request, drawn)
 
@@ -89,12 +91,18 @@ class PrefixAffinity:
         self._max_blocks = max_blocks
         self._seen: dict[str, OrderedDict[int, None]] = {}
 
-    def choose(self, request: SchedulingRequest, candidates: Sequence[Replica]) -> Replica:
+    def choose(self, request: SchedulingRequest, candidates: Sequence[ReplicaState]) -> ReplicaState:
         chosen = self._least.choose(request, candidates)
-        matches = [(self._match(request, one), one) for one in candidates] if request.prefix_blocks else []
+        matches = (
+            [(self._match(request, candidate), candidate) for candidate in candidates]
+            if request.prefix_blocks
+            else []
+        )
         longest = max((match for match, _ in matches), default=0)
         if longest > 0:
-            best = self._least.choose(request, [one for match, one in matches if match == longest])
+            best = self._least.choose(
+                request, [candidate for match, candidate in matches if match == longest]
+            )
             gap = best.load.outstanding_tokens - chosen.load.outstanding_tokens
             chosen = best if gap <= self._gap_tokens else chosen
         self._remember(request, chosen)
@@ -103,7 +111,7 @@ class PrefixAffinity:
     def forget(self, replica_id: str) -> None:
         self._seen.pop(replica_id, None)
 
-    def _match(self, request: SchedulingRequest, replica: Replica) -> int:
+    def _match(self, request: SchedulingRequest, replica: ReplicaState) -> int:
         """Leading blocks of the prompt that the replica has seen; a block's hash covers all before it."""
         seen: Mapping[int, None] = self._seen.get(replica.info.replica_id, {})
         length = 0
@@ -113,7 +121,7 @@ class PrefixAffinity:
             length += 1
         return length
 
-    def _remember(self, request: SchedulingRequest, replica: Replica) -> None:
+    def _remember(self, request: SchedulingRequest, replica: ReplicaState) -> None:
         seen = self._seen.setdefault(replica.info.replica_id, OrderedDict())
         for block in request.prefix_blocks:
             seen[block] = None

@@ -1,7 +1,7 @@
 """The words on the control channel: one WebSocket from each gateway and each replica to the scheduler.
 
 Each message is one JSON text frame. A connection that closes is its owner's death notice: what a gateway
-held is released, and a replica takes no more requests.
+held is released, and a replica takes no more requests. The first message of a connection is a hello.
 """
 
 from __future__ import annotations
@@ -10,9 +10,21 @@ from typing import Any
 
 import msgspec
 
-from serving.core.errors import Reason
+from serving import __version__
+from serving.core.errors import Reason, TandemError
 from serving.core.lane import EngineFacts, ReplicaInfo
 from serving.core.request import Lease, RequestEnd, SchedulingRequest
+
+# Raise it with every change of a message, or of what one means. Scheduler, gateways and replicas come from one
+# release; the number tells them apart where two of them meet.
+PROTOCOL_VERSION = 1
+# Why the scheduler closes a channel, as codes of RFC 6455; the close frame says more.
+BAD_HELLO = 1002
+BAD_MESSAGE = 1008
+
+
+class HelloError(TandemError):
+    """A first message that the scheduler does not take; the text says why, and what to do."""
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_fields=True):
@@ -25,6 +37,7 @@ class GatewayHello(Message, frozen=True, tag="gateway_hello"):
     gateway_id: str
     metrics_address: str  # host:port
     leases: list[Lease] = []
+    protocol_version: int = PROTOCOL_VERSION
 
 
 class ReplicaHello(Message, frozen=True, tag="replica_hello"):
@@ -32,6 +45,7 @@ class ReplicaHello(Message, frozen=True, tag="replica_hello"):
 
     info: ReplicaInfo
     engine: EngineFacts
+    protocol_version: int = PROTOCOL_VERSION
 
 
 class ReplicaLeaving(Message, frozen=True, tag="replica_leaving"):
@@ -61,6 +75,10 @@ class Withdraw(Message, frozen=True, tag="withdraw"):
     request_id: str
 
 
+class Welcome(Message, frozen=True, tag="welcome"):
+    """Scheduler to a gateway: your hello is taken. What was said behind it is heard, too."""
+
+
 class Granted(Message, frozen=True, tag="granted"):
     """Scheduler: run it there."""
 
@@ -87,12 +105,47 @@ class ReplicaUpdate(Message, frozen=True, tag="replica_update"):
 
 
 ToScheduler = GatewayHello | ReplicaHello | ReplicaLeaving | Submit | Release | Withdraw
-FromScheduler = Granted | Refused
+FromScheduler = Welcome | Granted | Refused
+Hello = GatewayHello | ReplicaHello
+HELLO_TYPES = ("gateway_hello", "replica_hello")
+
+
+class _AnyHello(msgspec.Struct, frozen=True):
+    """What the hellos of all releases have in common. No release may rename these fields, or the two types."""
+
+    type: str
+    protocol_version: Any = None  # there was none before 1
+
 
 encode = msgspec.json.Encoder().encode
 decode_from_scheduler = msgspec.json.Decoder(FromScheduler).decode
 decode_replica_update = msgspec.json.Decoder(ReplicaUpdate).decode
+_decode_message = msgspec.json.Decoder(ToScheduler).decode
 _decode_json = msgspec.json.Decoder().decode
+_decode_any_hello = msgspec.json.Decoder(_AnyHello).decode
+
+
+def read_hello(text: str) -> Hello:
+    """Read the first message of a connection, which another release may have written.
+
+    Raises:
+        HelloError: it is of another version, or no hello at all.
+    """
+    try:
+        said = _decode_any_hello(text)
+        if said.type not in HELLO_TYPES and said.protocol_version is None:
+            raise HelloError(f"first message must be a hello, got {said.type:.40}")
+        if said.protocol_version != PROTOCOL_VERSION:
+            theirs = "none" if said.protocol_version is None else f"{said.protocol_version!r:.10}"
+            raise HelloError(
+                f"{said.type:.20} of control protocol {theirs}, but this scheduler (tandem {__version__}) speaks "
+                f"{PROTOCOL_VERSION}: start all from one release"
+            )
+        hello = decode_to_scheduler(text)
+    except msgspec.DecodeError as error:
+        raise HelloError(f"no hello of control protocol {PROTOCOL_VERSION}: {error}") from None
+    assert isinstance(hello, Hello), "other messages have no version"
+    return hello
 
 
 def decode_to_scheduler(text: str) -> ToScheduler:
@@ -101,15 +154,16 @@ def decode_to_scheduler(text: str) -> ToScheduler:
     Raises:
         msgspec.DecodeError: it does not, a value has another type, or it is no message at all.
     """
-    said = _decode_json(text)
-    message: ToScheduler = msgspec.convert(said, ToScheduler)
+    message: ToScheduler = _decode_message(text)
     # Of a dataclass msgspec skips the fields that it does not know; so what was understood is said again.
-    understood = _decode_json(encode(message))
-    if understood != said:
-        raise msgspec.ValidationError(f"unknown or missing fields in {_different_parts(said, understood)}")
+    understood = encode(message).decode()
+    if understood != text and (parts := _different_parts(text, understood)):
+        raise msgspec.ValidationError(f"unknown or missing fields in {parts}")
     return message
 
 
-def _different_parts(said: dict[str, Any], understood: dict[str, Any]) -> str:
-    names = sorted(said.keys() | understood.keys())
-    return ", ".join(f"`{name}`" for name in names if said.get(name) != understood.get(name))
+def _different_parts(said: str, understood: str) -> str:
+    """Whose values differ, between two messages as JSON; spaces and the order of fields are no difference."""
+    ours, theirs = _decode_json(understood), _decode_json(said)
+    names = sorted(ours.keys() | theirs.keys())
+    return ", ".join(f"`{name}`" for name in names if ours.get(name) != theirs.get(name))

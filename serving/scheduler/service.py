@@ -26,9 +26,12 @@ from serving.scheduler.admission import Refusal
 from serving.scheduler.core import Grant, SchedulerCore
 from serving.scheduler.metrics import SchedulerMetrics
 from serving.scheduler.protocol import (
+    BAD_HELLO,
+    BAD_MESSAGE,
     FromScheduler,
     GatewayHello,
     Granted,
+    HelloError,
     Refused,
     Release,
     ReplicaHello,
@@ -36,15 +39,18 @@ from serving.scheduler.protocol import (
     ReplicaUpdate,
     Submit,
     ToScheduler,
+    Welcome,
     Withdraw,
     decode_to_scheduler,
     encode,
+    read_hello,
 )
+from serving.scheduler.quiet_log import QuietLog
 
 logger = logging.getLogger(__name__)
 MAX_TENANTS_SHOWN = 20
 TICK_S = 0.25
-MAX_CLOSE_REASON_CHARS = 120  # a close frame holds 123 bytes of it
+MAX_CLOSE_REASON_BYTES = 123  # a close frame holds no more
 SETTLE_S = 3.0  # gateways and replicas notice a lost scheduler at once and retry several times a second
 
 
@@ -76,6 +82,7 @@ class SchedulerService:
         self._replicas: dict[str, ReplicaHello] = {}
         self._replica_outboxes: dict[str, asyncio.Queue[ReplicaUpdate]] = {}
         self._has_grace = True
+        self._faults = QuietLog(logger)
         self.metrics = SchedulerMetrics(self._core, config, lanes, clock)
 
     # Connections
@@ -84,23 +91,29 @@ class SchedulerService:
         """Talk with one gateway or replica until it leaves."""
         await socket.accept()
         try:
-            hello = decode_to_scheduler(await socket.receive_text())
+            hello = read_hello(await socket.receive_text())
             if isinstance(hello, GatewayHello):
                 await self._serve_gateway(socket, hello)
-            elif isinstance(hello, ReplicaHello):
-                await self._serve_replica(socket, hello)
             else:
-                await socket.close(1002, f"first message must be a hello, got {type(hello).__name__}")
+                await self._serve_replica(socket, hello)
         except WebSocketDisconnect:
             return
+        except HelloError as error:
+            await self._close(socket, BAD_HELLO, str(error))
         except msgspec.DecodeError as error:
-            logger.error("control channel: %s", error)
-            await socket.close(1008, str(error)[:MAX_CLOSE_REASON_CHARS])
+            await self._close(socket, BAD_MESSAGE, str(error))
+
+    async def _close(self, socket: WebSocket, code: int, reason: str) -> None:
+        host = socket.client.host if socket.client else "an unknown host"
+        # Whoever is refused comes back for ever: an older release several times a second.
+        self._faults.log(logging.ERROR, f"control channel from {host}: {reason}")
+        await socket.close(code, reason.encode()[:MAX_CLOSE_REASON_BYTES].decode(errors="ignore"))
 
     async def _serve_gateway(self, socket: WebSocket, hello: GatewayHello) -> None:
         for earlier in [known for known in self._gateways if known.hello.gateway_id == hello.gateway_id]:
             self._forget(earlier)  # its connection is dead, though nobody has told us yet
         gateway = _Gateway(hello, asyncio.Queue(), set())
+        gateway.outbox.put_nowait(Welcome())
         self._gateways.add(gateway)
         for lease in hello.leases:
             self._core.adopt(lease)
@@ -303,10 +316,10 @@ class SchedulerService:
         for group in self._core.waiting_groups():
             tenant = group.tenant if group.tenant in shown_tenants else OTHER_TENANTS
             merged[group.lane, group.band, tenant] += Counter(requests=group.requests, tokens=group.tokens)
-        found: dict[str | None, list[dict[str, Any]]] = defaultdict(list)
+        by_lane: dict[str | None, list[dict[str, Any]]] = defaultdict(list)
         for (lane, band, tenant), counts in merged.items():
-            found[lane].append({"band": band, "tenant": tenant, **counts})
-        return dict(found)
+            by_lane[lane].append({"band": band, "tenant": tenant, **counts})
+        return dict(by_lane)
 
     def replicas(self) -> list[dict[str, str]]:
         """What each ready replica said about its engine."""
@@ -326,22 +339,22 @@ class SchedulerService:
 
     def targets(self, own_address: str) -> list[dict[str, Any]]:
         """Every process that serves `/metrics`, in Prometheus' HTTP service discovery format."""
-        found = [{"targets": [own_address], "labels": {"role": "scheduler"}}]
-        found += [
+        targets = [{"targets": [own_address], "labels": {"role": "scheduler"}}]
+        targets += [
             {
                 "targets": [gateway.hello.metrics_address],
                 "labels": {"role": "gateway", "gateway": gateway.hello.gateway_id},
             }
             for gateway in self._gateways
         ]
-        found += [
+        targets += [
             {
                 "targets": [hello.info.url.removeprefix("http://")],
                 "labels": {"role": "replica", "lane": hello.info.lane, "replica": hello.info.replica_id},
             }
             for hello in self._replicas.values()
         ]
-        return found
+        return targets
 
 
 def build_app(

@@ -12,9 +12,8 @@ from serving.config import SchedulerConfig
 from serving.core.lane import ReplicaInfo, Strategy
 from serving.core.request import Outcome, ReplicaVerdict, RequestEnd
 from serving.scheduler.core import SchedulerCore
-from serving.simulation import replica as engine
 from serving.simulation.events import EventLoop
-from serving.simulation.replica import ReplicaModel, SimulatedReplica
+from serving.simulation.replica import EngineSequence, ReplicaModel, SimulatedReplica
 from serving.simulation.results import SimulatedRequest, SimulatedRun
 from serving.simulation.traffic import Arrival
 
@@ -31,8 +30,8 @@ class SimulatedLab:
         self.loop = EventLoop()
         self.core = SchedulerCore(config)
         self._replicas = {f"{LANE}-{number}": SimulatedReplica(model) for number in range(num_replicas)}
-        self._requests = {one.request.request_id: SimulatedRequest(one) for one in trace}
-        self._tenants = {one.request.tenant for one in trace}
+        self._requests = {arrival.request.request_id: SimulatedRequest(arrival) for arrival in trace}
+        self._tenants = {arrival.request.tenant for arrival in trace}
         self._served_while_all_wait = Counter(dict.fromkeys(self._tenants, 0))
         self._num_to_come = len(trace)
         for replica_id in self._replicas:
@@ -46,8 +45,8 @@ class SimulatedLab:
                     takes_unpinned=True,
                 )
             )
-        for one in self._requests.values():
-            self.loop.at(one.arrival.at_s, lambda one=one: self._arrive(one))  # type: ignore[misc]
+        for simulated in self._requests.values():
+            self.loop.at(simulated.arrival.at_s, lambda simulated=simulated: self._arrive(simulated))  # type: ignore[misc]
 
     def run(self) -> SimulatedRun:
         """Run until the last request has ended."""
@@ -55,21 +54,21 @@ class SimulatedLab:
         self.loop.run()
         return SimulatedRun(tuple(self._requests.values()), dict(self._served_while_all_wait))
 
-    def _arrive(self, one: SimulatedRequest) -> None:
+    def _arrive(self, simulated: SimulatedRequest) -> None:
         self._num_to_come -= 1
-        if refusal := self.core.submit(one.arrival.request, self.loop.now_s):
-            one.end(Outcome.REJECTED, refusal.reason)
+        if refusal := self.core.submit(simulated.arrival.request, self.loop.now_s):
+            simulated.end(Outcome.REJECTED, refusal.reason)
         self._dispatch()
 
     def _dispatch(self) -> None:
         now_s = self.loop.now_s
         for grant in self.core.dispatch(now_s):
-            one = self._requests[grant.lease.request_id]
-            one.granted_at_s = now_s
+            simulated = self._requests[grant.lease.request_id]
+            simulated.granted_at_s = now_s
             replica = self._replicas[grant.replica.replica_id]
-            request = one.arrival.request
+            request = simulated.arrival.request
             replica.join(
-                engine.Sequence(request.request_id, request.prompt_tokens, one.arrival.output_tokens)
+                EngineSequence(request.request_id, request.prompt_tokens, simulated.arrival.output_tokens)
             )
             self._wake(replica)
 
@@ -87,24 +86,24 @@ class SimulatedLab:
         served = replica.end_step(self.loop.now_s)
         self._count(served)
         for sequence in served:
-            one = self._requests[sequence.request_id]
+            simulated = self._requests[sequence.request_id]
             if sequence.made == 1:
-                one.first_token_at_s = self.loop.now_s
+                simulated.first_token_at_s = self.loop.now_s
             if sequence.is_done:
-                self._finish(one, sequence)
+                self._finish(simulated, sequence)
         self._dispatch()
         self._wake(replica)
 
-    def _finish(self, one: SimulatedRequest, sequence: engine.Sequence) -> None:
-        assert one.granted_at_s is not None, "it ran"
-        assert one.first_token_at_s is not None, "it has its last token"
-        one.finished_at_s = self.loop.now_s
-        one.end(Outcome.COMPLETED)
-        first_token_s = one.first_token_at_s - one.granted_at_s
+    def _finish(self, simulated: SimulatedRequest, sequence: EngineSequence) -> None:
+        assert simulated.granted_at_s is not None, "it ran"
+        assert simulated.first_token_at_s is not None, "it has its last token"
+        simulated.finished_at_s = self.loop.now_s
+        simulated.end(Outcome.COMPLETED)
+        first_token_s = simulated.first_token_at_s - simulated.granted_at_s
         end = RequestEnd(ReplicaVerdict.HEALTHY, first_token_s, sequence.made)
         self.core.release(sequence.request_id, self.loop.now_s, end)
 
-    def _count(self, served: Sequence[engine.Sequence]) -> None:
+    def _count(self, served: Sequence[EngineSequence]) -> None:
         if self._tenants <= self.core.waiting_by_tenant().keys():
             for sequence in served:
                 tokens = 1 + (sequence.prompt_tokens if sequence.made == 1 else 0)

@@ -46,7 +46,7 @@ class ReplicaModel:
 
 
 @dataclass(eq=False, slots=True)
-class Sequence:
+class EngineSequence:
     """A request in a simulated engine."""
 
     request_id: str
@@ -66,10 +66,10 @@ class SimulatedReplica:
 
     model: ReplicaModel
     is_stepping: bool = False
-    _waiting: deque[Sequence] = field(default_factory=deque)
-    _running: list[Sequence] = field(default_factory=list)
+    _waiting: deque[EngineSequence] = field(default_factory=deque)
+    _running: list[EngineSequence] = field(default_factory=list)
 
-    def join(self, sequence: Sequence) -> None:
+    def join(self, sequence: EngineSequence) -> None:
         """A request arrives; it takes part from the next step on."""
         self._waiting.append(sequence)
 
@@ -82,11 +82,13 @@ class SimulatedReplica:
         self.is_stepping = bool(self._running)
         return now_s + self.model.step_s(len(self._running)) if self._running else None
 
-    def end_step(self, now_s: float) -> list[Sequence]:
+    def end_step(self, now_s: float) -> list[EngineSequence]:
         """End the step; the requests that got a token. Those that are done have left."""
-        served = [one for one in self._running if one.made or now_s >= one.first_token_due_s]
+        served = [
+            sequence for sequence in self._running if sequence.made or now_s >= sequence.first_token_due_s
+        ]
         for sequence in served:
             sequence.made += 1
-        self._running = [one for one in self._running if not one.is_done]
+        self._running = [sequence for sequence in self._running if not sequence.is_done]
         self.is_stepping = False
         return served

@@ -86,18 +86,18 @@ class TtftSummary:
 
 def ttft_summary(requests: Sequence[SimulatedRequest]) -> TtftSummary:
     """TTFT percentiles; refused requests have no TTFT and are not in it."""
-    values = [one.ttft_s for one in requests if one.ttft_s is not None]
+    values = [request.ttft_s for request in requests if request.ttft_s is not None]
     return TtftSummary(len(values), *(percentile(values, q) for q in (50, 95, 99)))
 
 
 def slo_attainment(requests: Sequence[SimulatedRequest]) -> float | None:
     """Share of all arrivals that met their SLO, 0 to 1: refused, expired and late ones count as misses."""
-    return sum(one.meets_slo for one in requests) / len(requests) if requests else None
+    return sum(request.meets_slo for request in requests) / len(requests) if requests else None
 
 
 def refusals(requests: Sequence[SimulatedRequest]) -> dict[str, int]:
     """Refused and expired requests by reason."""
-    return dict(Counter(str(one.reason) for one in requests if one.reason is not None))
+    return dict(Counter(str(request.reason) for request in requests if request.reason is not None))
 
 
 def shares(tokens: Mapping[str, int]) -> dict[str, float] | None:

@@ -122,7 +122,8 @@ def run_policy(part: Part, policy: str, load: float, num_requests: int, seed: in
 def _row(policy: str, load: float, run: SimulatedRun) -> PolicyRow:
     counted = run.after_warm_up(WARM_UP_SHARE)
     short, long = (
-        ttft_summary([one for one in counted if one.arrival.kind.name == name]) for name in ("short", "long")
+        ttft_summary([request for request in counted if request.arrival.kind.name == name])
+        for name in ("short", "long")
     )
     return PolicyRow(
         policy,

@@ -91,7 +91,9 @@ def capacity_rps(model: ReplicaModel, num_replicas: int, trace: Sequence[Arrival
 
     Little's law over the slots: their number over the mean time that a request holds one.
     """
-    held_s = [model.held_when_full_s(one.request.prompt_tokens, one.output_tokens) for one in trace]
+    held_s = [
+        model.held_when_full_s(arrival.request.prompt_tokens, arrival.output_tokens) for arrival in trace
+    ]
     return num_replicas * model.max_num_seqs / (sum(held_s) / len(held_s))
 
 

@@ -133,8 +133,8 @@ def _parts(attempt: Attempt, first_token_ns: int | None) -> Iterator[tuple[str, 
 
 
 def _replica_slices(pid: int, steps: list[StepEvent], clock: _Clock) -> Iterator[Event]:
-    for number, found in groupby(steps, key=attrgetter("step")):
-        yield from _step_slice(pid, number, list(found), clock)
+    for number, events in groupby(steps, key=attrgetter("step")):
+        yield from _step_slice(pid, number, list(events), clock)
     by_request = defaultdict(list)
     for event in steps:
         by_request[event.request_id].append(event)

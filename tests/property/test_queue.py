@@ -14,13 +14,15 @@ from serving.scheduler.order import (
     FirstComeFirstServed,
     PriorityBands,
     ShortestJobFirst,
-    Waiting,
+    WaitingRequest,
 )
-from serving.scheduler.queue import Line, WaitingQueue
+from serving.scheduler.queue import Eligibility, WaitingQueue
 
 LANES = (None, "batched", "sequential")
 BANDS = (0, 1)
-LINES = [Line(lane, plain, band) for lane in LANES for plain in (False, True) for band in BANDS]
+ELIGIBILITIES = [
+    Eligibility(lane, plain, band) for lane in LANES for plain in (False, True) for band in BANDS
+]
 POLICIES = (
     FirstComeFirstServed,
     PriorityBands,
@@ -35,7 +37,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.model: list[Waiting] = []
+        self.model: list[WaitingRequest] = []
         self.now_s = 0
         self.serial = 0
 
@@ -45,7 +47,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.queue = WaitingQueue(self.policy)
 
     @rule(
-        line=st.sampled_from(LINES),
+        eligibility=st.sampled_from(ELIGIBILITIES),
         tenant=st.sampled_from("abc"),
         output=st.integers(1, 9),
         deadline_s=st.sampled_from([None, 1.0, 5.0]),
@@ -53,17 +55,23 @@ class QueueMachine(RuleBasedStateMachine):
         patience_s=st.integers(0, 9),
     )
     def join(
-        self, line: Line, tenant: str, output: int, deadline_s: float | None, age_s: int, patience_s: int
+        self,
+        eligibility: Eligibility,
+        tenant: str,
+        output: int,
+        deadline_s: float | None,
+        age_s: int,
+        patience_s: int,
     ) -> None:
         self.serial += 1
         request = SchedulingRequest(
             request_id=f"q{self.serial}",
-            lane=line.lane,
+            lane=eligibility.lane,
             prompt_tokens=1,
             max_output_tokens=output,
-            needs_plain_decoding=line.needs_plain_decoding,
+            needs_plain_decoding=eligibility.needs_plain_decoding,
             tenant=tenant,
-            band=line.band,
+            band=eligibility.band,
             ttft_deadline_s=deadline_s,
             predicted_output_tokens=output,
         )
@@ -87,13 +95,13 @@ class QueueMachine(RuleBasedStateMachine):
     def leave_as_a_stranger(self) -> None:
         assert self.queue.leave("nobody") is None
 
-    @rule(open_lines=st.sets(st.sampled_from(LINES)))
-    def serve(self, open_lines: set[Line]) -> None:
-        """The head is the lowest rank of the open lines; serving it changes the ranks of `fair`."""
-        open_ones = [one for one in self.model if Line.of(one.request) in open_lines]
-        head = self.queue.head(open_lines.__contains__)
+    @rule(open_to=st.sets(st.sampled_from(ELIGIBILITIES)))
+    def serve(self, open_to: set[Eligibility]) -> None:
+        """The head is the lowest rank of the open subqueues; serving it changes the ranks of `fair`."""
+        open_ones = [one for one in self.model if Eligibility.of(one.request) in open_to]
+        head = self.queue.head(open_to.__contains__)
         assert head is min(open_ones, key=self.policy.rank, default=None)
-        assert self.queue.has_any(open_lines.__contains__) == bool(open_ones)
+        assert self.queue.has_any(open_to.__contains__) == bool(open_ones)
         if head is not None:
             self.queue.leave(head.request.request_id)
             self.model.remove(head)

@@ -186,13 +186,13 @@ class CoreMachine(RuleBasedStateMachine):
     def check_order(self, granted: SchedulingRequest, arrived_s: float) -> None:
         """Of those who could have had the same room, none was overtaken that must not be."""
         for other, other_arrived_s in self.waiting.values():
-            is_same_line = (
+            is_same_eligibility = (
                 other.lane,
                 other.needs_plain_decoding,
                 other.band,
                 other.avoid_replica,
             ) == (granted.lane, granted.needs_plain_decoding, granted.band, granted.avoid_replica)
-            if not is_same_line:
+            if not is_same_eligibility:
                 continue
             came_first = other_arrived_s < arrived_s
             match self.config.order:

@@ -27,7 +27,7 @@ def request(name: str, tenant: str, size: tuple[int, int]) -> SchedulingRequest:
 
 
 def next_of(queue: WaitingQueue) -> SchedulingRequest:
-    head = queue.head(lambda line: True)
+    head = queue.head(lambda _: True)
     assert head is not None
     queue.leave(head.request.request_id)
     return head.request

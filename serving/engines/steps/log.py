@@ -119,20 +119,20 @@ class StepLog:
             while file.tell() < PAGE_BYTES + size:
                 (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
                 step = decode(file.read(length))
-                for one in step.requests:
+                for request in step.requests:
                     yield StepEvent(
                         replica_id=replica_id,
                         step=step.step,
                         started_ns=step.started_ns,
                         ended_ns=step.ended_ns,
-                        request_id=one.request_id,
-                        phase=Phase.PREFILL if one.is_prefill else Phase.DECODE,
-                        scheduled_tokens=one.scheduled_tokens,
-                        drafted_tokens=one.drafted_tokens,
-                        accepted_tokens=one.accepted_tokens,
-                        emitted_tokens=one.emitted_tokens,
-                        drafted_ids=one.drafted_ids,
-                        emitted_ids=one.emitted_ids,
+                        request_id=request.request_id,
+                        phase=Phase.PREFILL if request.is_prefill else Phase.DECODE,
+                        scheduled_tokens=request.scheduled_tokens,
+                        drafted_tokens=request.drafted_tokens,
+                        accepted_tokens=request.accepted_tokens,
+                        emitted_tokens=request.emitted_tokens,
+                        drafted_ids=request.drafted_ids,
+                        emitted_ids=request.emitted_ids,
                     )
 
     def close(self) -> None:
@@ -165,7 +165,7 @@ class StepWriter:
         """Append what is wanted of a step, or count its events as lost when there is no room for all of them."""
         (share,) = _SHARE.unpack_from(self._control, _SHARE_AT)
         if share < 1:
-            requests = [one for one in requests if is_sampled(one.request_id, share)]
+            requests = [request for request in requests if is_sampled(request.request_id, share)]
             if not requests:
                 return
         most, size, events, lost, _ = _COUNTS.unpack_from(self._control, _COUNTS_AT)

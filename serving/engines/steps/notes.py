@@ -56,7 +56,7 @@ class NotesSteps(_Base):  # type: ignore[misc]
 
     def _prefilling(self, output: Any) -> frozenset[str]:
         """The requests of a step whose prompt was not whole before it, or is computed again after a preemption."""
-        found = {new.req_id for new in output.scheduled_new_reqs}
+        prefilling = {new.req_id for new in output.scheduled_new_reqs}
         cached = output.scheduled_cached_reqs
         for request_id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
             drafts = len(output.scheduled_spec_decode_tokens.get(request_id, ()))
@@ -64,14 +64,14 @@ class NotesSteps(_Base):  # type: ignore[misc]
                 computed < self.requests[request_id].num_prompt_tokens
                 or output.num_scheduled_tokens[request_id] > 1 + drafts
             ):
-                found.add(request_id)
-        return frozenset(found)
+                prefilling.add(request_id)
+        return frozenset(prefilling)
 
     def _rows(
         self, output: Any, sampled: dict[str, int], made: Any, prefilling: frozenset[str]
     ) -> list[RequestStep]:
         emitted_by_id = {
-            one.request_id: one.new_token_ids for answers in made.values() for one in answers.outputs
+            answer.request_id: answer.new_token_ids for answers in made.values() for answer in answers.outputs
         }
         wants_ids = self._writer.wants_token_ids
         rows = []

@@ -71,21 +71,21 @@ def prometheus_rule(cluster: Cluster) -> dict[str, Any]:
 
 
 def _scrape_job() -> dict[str, Any]:
-    (job,) = [one for one in _prometheus("prometheus.yml")["scrape_configs"] if one["job_name"] == NAME]
-    found: dict[str, Any] = job
-    return found
+    jobs: list[dict[str, Any]] = _prometheus("prometheus.yml")["scrape_configs"]
+    (own,) = [job for job in jobs if job["job_name"] == NAME]
+    return own
 
 
 def _prometheus(name: str) -> dict[str, Any]:
     text = resources.files("dashboards").joinpath("prometheus", name).read_text(encoding="utf-8")
-    found: dict[str, Any] = yaml.safe_load(text)
-    return found
+    content: dict[str, Any] = yaml.safe_load(text)
+    return content
 
 
 def dashboards(cluster: Cluster) -> list[dict[str, Any]]:
     """One ConfigMap each, for a size that `kubectl apply` can note; with the label that Grafana's sidecar wants."""
-    found = []
-    for path in sorted(resources.files("dashboards").iterdir(), key=lambda one: one.name):
+    config_maps = []
+    for path in sorted(resources.files("dashboards").iterdir(), key=lambda file: file.name):
         if not path.name.endswith(".json"):
             continue
         dashboard = _with_datasource(json.loads(path.read_text(encoding="utf-8")), cluster.datasource_uid)
@@ -97,14 +97,14 @@ def dashboards(cluster: Cluster) -> list[dict[str, Any]]:
             data={path.name: json.dumps(dashboard, indent=1, sort_keys=True) + "\n"},
         )
         made["metadata"]["labels"] = LABELS | DASHBOARD_LABEL
-        found.append(made)
-    return found
+        config_maps.append(made)
+    return config_maps
 
 
 def _with_datasource(part: Any, uid: str) -> Any:
     """The same with every reference to a Prometheus datasource turned to that one."""
     if isinstance(part, list):
-        return [_with_datasource(one, uid) for one in part]
+        return [_with_datasource(item, uid) for item in part]
     if isinstance(part, dict):
         if part.get("type") == "prometheus" and "uid" in part:
             return part | {"uid": uid}

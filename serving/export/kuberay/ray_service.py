@@ -130,10 +130,10 @@ def _workers(config: LabConfig, cluster: Cluster, worker: Worker) -> dict[str, A
         "groupName": "engines",
         "replicas": _pods(sum(lane.replicas for lane in config.lanes), worker),
         "minReplicas": _pods(
-            sum(one.min_replicas if one else lane.replicas for lane, one in scaling), worker
+            sum(bounds.min_replicas if bounds else lane.replicas for lane, bounds in scaling), worker
         ),
         "maxReplicas": _pods(
-            sum(one.max_replicas if one else lane.replicas for lane, one in scaling), worker
+            sum(bounds.max_replicas if bounds else lane.replicas for lane, bounds in scaling), worker
         ),
         "rayStartParams": {
             "object-store-memory": str(OBJECT_STORE_BYTES),

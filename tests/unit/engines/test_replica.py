@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 import aiohttp
@@ -13,10 +13,12 @@ import pytest
 from serving.config import LaneConfig, SimulatedProfile
 from serving.core.lane import Strategy
 from serving.engines import replica as replica_module
-from serving.engines.replica import Replica
+from serving.engines.replica import EngineReplica
 from serving.engines.simulated.engine import SimulatedEngine
+from serving.scheduler import channel as channel_module
+from serving.scheduler import protocol
 from serving.scheduler import service as service_module
-from tests.unit.scheduler.control_plane import ControlPlane, control_plane, until
+from tests.unit.scheduler.control_plane import ControlPlane, control_plane, deaf_scheduler, until
 
 pytestmark = pytest.mark.anyio
 
@@ -40,7 +42,7 @@ class Scene:
     """A replica that serves, and the scheduler that knows it."""
 
     plane: ControlPlane
-    replica: Replica
+    replica: EngineReplica
     url: str
 
     @contextlib.asynccontextmanager
@@ -55,11 +57,15 @@ class Scene:
             yield response
 
 
+def made(find_scheduler: Callable[[], Awaitable[str]], drain_timeout_s: float = 30) -> EngineReplica:
+    engine = SimulatedEngine(LANE, ["sim"], max_model_len=1_000_000)
+    return EngineReplica(engine, LANE, "b-1", "sim", find_scheduler, drain_timeout_s)
+
+
 @contextlib.asynccontextmanager
 async def scene(*, drain_timeout_s: float = 30) -> AsyncIterator[Scene]:
     async with control_plane(drain_timeout_s=0.01) as plane:
-        engine = SimulatedEngine(LANE, ["sim"], max_model_len=1_000_000)
-        replica = Replica(engine, LANE, "b-1", "sim", plane.address, drain_timeout_s)
+        replica = made(plane.address, drain_timeout_s)
         url = await replica.start("127.0.0.1")
         await until(lambda: plane.is_ready("b-1"))
         yield Scene(plane, replica, url)
@@ -107,3 +113,40 @@ async def test_it_hears_what_waits_for_it() -> None:
         await gateway.socket.close()
         await until(lambda: one.replica.demand_tokens == 0)
         await one.replica.close()
+
+
+async def test_one_of_another_release_says_so_once_and_joins_when_the_right_scheduler_comes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(channel_module, "REFUSED_DELAY_S", 0.01)
+    attempts = 0
+    async with control_plane() as plane:
+
+        async def counted() -> str:
+            nonlocal attempts
+            attempts += 1
+            return await plane.address()
+
+        monkeypatch.setattr(protocol, "PROTOCOL_VERSION", 2)  # the scheduler's; the hello has its own already
+        replica = made(counted)
+        await replica.start("127.0.0.1")
+        await until(lambda: attempts >= 4)
+        replica.check()
+        assert plane.service.replicas() == []
+        (said,) = [record.getMessage() for record in caplog.records if record.name == channel_module.__name__]
+        assert "replica_hello of control protocol 1, but this scheduler" in said
+        assert "speaks 2: start all from one release; trying again every 0.01 s" in said
+        monkeypatch.setattr(protocol, "PROTOCOL_VERSION", 1)
+        await until(lambda: plane.is_ready("b-1"))
+        await replica.close()
+
+
+async def test_a_silent_scheduler_is_left_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_module, "HEARTBEAT_S", 0.02)
+    monkeypatch.setattr(channel_module, "RECONNECT_DELAY_S", 0.01)
+    async with deaf_scheduler() as deaf:
+        replica = made(deaf.find, drain_timeout_s=0)
+        await replica.start("127.0.0.1")
+        await until(lambda: deaf.connections >= 3)
+        replica.check()
+        await replica.close()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from serving.core.errors import ERROR_SHAPES, Reason
+from serving.scheduler import channel as channel_module
 from serving.scheduler import client as client_module
 from serving.scheduler import service as service_module
 from tests.unit.gateway.fake_engine import DONE, Exchange, answers, dies_at_once, stays_silent
@@ -243,7 +244,7 @@ ROWS = [
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "ALONE_LIMIT_S", 0.02)
     monkeypatch.setattr(client_module, "ALONE_TICK_S", 0.005)
-    monkeypatch.setattr(client_module, "RECONNECT_DELAY_S", 0.01)
+    monkeypatch.setattr(channel_module, "RECONNECT_DELAY_S", 0.01)
     monkeypatch.setattr(service_module, "TICK_S", 0.01)
 
 

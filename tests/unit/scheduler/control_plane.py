@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import anyio
 import uvicorn
+from aiohttp import web
 
 from serving.config import LaneConfig, SchedulerConfig
 from serving.core.lane import EngineFacts, ReplicaInfo, Strategy
@@ -131,8 +132,10 @@ class ControlPlane:
         """A gateway whose every message a test writes itself."""
         async with self.connected() as socket:
             await say(socket, protocol.GatewayHello(gateway_id, "127.0.0.1:9", list(leases)))
+            gateway = RawGateway(socket)
+            assert await gateway.hear() == protocol.Welcome()
             await until(lambda: gateway_id in self.status["gateways"])
-            yield RawGateway(socket)
+            yield gateway
 
 
 @dataclass
@@ -167,6 +170,44 @@ async def hear_update(socket: aiohttp.ClientWebSocketResponse) -> protocol.Repli
 
 async def say(socket: aiohttp.ClientWebSocketResponse, message: protocol.Message) -> None:
     await socket.send_str(protocol.encode(message).decode())
+
+
+@dataclass
+class DeafScheduler:
+    """Takes every connection, welcomes it and is silent for ever after; not even a ping is answered."""
+
+    address: str = ""
+    connections: int = 0
+
+    async def find(self) -> str:
+        return self.address
+
+    async def serve(self, http: web.Request) -> web.WebSocketResponse:
+        self.connections += 1
+        socket = web.WebSocketResponse(autoping=False)
+        await socket.prepare(http)
+        with contextlib.suppress(ConnectionError):
+            if "gateway_hello" in await socket.receive_str():
+                await socket.send_str(protocol.encode(protocol.Welcome()).decode())
+            async for _ in socket:
+                pass
+        return socket
+
+
+@contextlib.asynccontextmanager
+async def deaf_scheduler() -> AsyncIterator[DeafScheduler]:
+    scheduler = DeafScheduler()
+    app = web.Application()
+    app.router.add_get("/control", scheduler.serve)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    scheduler.address = f"{host}:{port}"
+    try:
+        yield scheduler
+    finally:
+        await runner.cleanup()
 
 
 @contextlib.asynccontextmanager

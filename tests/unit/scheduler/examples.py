@@ -10,8 +10,8 @@ from serving.core.request import SchedulingRequest
 from serving.scheduler.breaker import Breaker
 from serving.scheduler.core import SchedulerCore
 from serving.scheduler.ledger import Load
-from serving.scheduler.order import Waiting
-from serving.scheduler.placement import Replica
+from serving.scheduler.order import WaitingRequest
+from serving.scheduler.placement import ReplicaState
 
 
 def request(
@@ -29,9 +29,9 @@ def request(
     )
 
 
-def waiting(request_id: str, at_s: float = 0.0, ticket: int = 0, **fields: Any) -> Waiting:
+def waiting(request_id: str, at_s: float = 0.0, ticket: int = 0, **fields: Any) -> WaitingRequest:
     """A request that joined the queue then."""
-    return Waiting(request(request_id, **fields), at_s, at_s + 600, ticket)
+    return WaitingRequest(request(request_id, **fields), at_s, at_s + 600, ticket)
 
 
 def replica(
@@ -47,9 +47,9 @@ def replica(
     )
 
 
-def loaded(replica_id: str, running: int = 0, outstanding_tokens: int = 0) -> Replica:
+def loaded(replica_id: str, running: int = 0, outstanding_tokens: int = 0) -> ReplicaState:
     """A trusted replica with that much booked on it."""
-    return Replica(replica(replica_id), Load(running, outstanding_tokens), Breaker(3, 5))
+    return ReplicaState(replica(replica_id), Load(running, outstanding_tokens), Breaker(3, 5))
 
 
 def core(

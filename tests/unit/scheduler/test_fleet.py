@@ -5,11 +5,11 @@ from __future__ import annotations
 from serving.core.request import Lease
 from serving.scheduler.fleet import Fleet
 from serving.scheduler.ledger import Ledger
-from serving.scheduler.queue import Line
+from serving.scheduler.queue import Eligibility
 from tests.unit.scheduler.examples import replica
 
-ANY = Line(None, needs_plain_decoding=False, band=0)
-LOW = Line(None, needs_plain_decoding=False, band=2)
+ANY = Eligibility(None, needs_plain_decoding=False, band=0)
+LOW = Eligibility(None, needs_plain_decoding=False, band=2)
 
 
 class Yard:
@@ -24,9 +24,9 @@ class Yard:
             reserved_shares=list(reserved_shares) or [0.0, 0.0, 0.0],
         )
 
-    def with_room(self, line: Line = ANY, now_s: float = 0.0) -> set[str]:
-        found = {one.info.replica_id for one in self.fleet.with_room(line, now_s)}
-        assert self.fleet.has_room(line, now_s) == bool(found)
+    def with_room(self, eligibility: Eligibility = ANY, now_s: float = 0.0) -> set[str]:
+        found = {one.info.replica_id for one in self.fleet.with_room(eligibility, now_s)}
+        assert self.fleet.has_room(eligibility, now_s) == bool(found)
         return found
 
 
@@ -47,7 +47,7 @@ def test_slots_are_reserved_for_higher_bands() -> None:
     yard.fleet.join(replica("r", max_running=8))
     limits = []
     for band in range(3):
-        places = yard.fleet.places(Line(None, needs_plain_decoding=False, band=band))
+        places = yard.fleet.places(Eligibility(None, needs_plain_decoding=False, band=band))
         limits.append((places.limits, places.num_slots))
     assert limits == [((8,), 8), ((6,), 6), ((4,), 4)]
     for number in range(4):
@@ -116,7 +116,7 @@ def test_a_replica_that_was_gone_comes_back_with_a_clean_record_and_its_load() -
 
 def test_a_replica_to_avoid_is_out_of_the_question_while_there_is_another() -> None:
     yard = Yard()
-    avoids = Line(None, needs_plain_decoding=False, band=0, avoid_replica="a")
+    avoids = Eligibility(None, needs_plain_decoding=False, band=0, avoid_replica="a")
     yard.fleet.join(replica("a"))
     assert yard.with_room(avoids) == {"a"}, "alone, it gets a second chance"
     yard.fleet.join(replica("b"))

@@ -14,22 +14,22 @@ from serving.scheduler.order import (
     OrderPolicy,
     PriorityBands,
     ShortestJobFirst,
-    Waiting,
+    WaitingRequest,
 )
 from serving.scheduler.queue import WaitingQueue
 from tests.unit.scheduler.examples import request, waiting
 
 
-def ordered(policy: OrderPolicy, *joined: Waiting) -> list[str]:
-    """Ids as one line serves them; `num_before` must foretell the same order."""
-    line = policy.new_line()
+def ordered(policy: OrderPolicy, *joined: WaitingRequest) -> list[str]:
+    """Ids as one subqueue serves them; `num_before` must foretell the same order."""
+    subqueue = policy.new_subqueue()
     for one in joined:
-        line.join(one)
+        subqueue.join(one)
     found = []
-    while len(line):
-        head = line.head()
-        line.leave(head)
-        assert line.num_before(head) == 0
+    while len(subqueue):
+        head = subqueue.head()
+        subqueue.leave(head)
+        assert subqueue.num_before(head) == 0
         found.append(head.request.request_id)
     return found
 
@@ -41,14 +41,14 @@ def test_fcfs_is_by_arrival_then_by_joining() -> None:
 
 def test_anyone_may_leave_from_the_middle_though_all_are_alike() -> None:
     for policy in (FirstComeFirstServed(), ShortestJobFirst(20), EarliestDeadlineFirst(), FairTokens()):
-        line = policy.new_line()
+        subqueue = policy.new_subqueue()
         same = [waiting("same", 1, ticket) for ticket in range(5)]
         for one in same:
-            line.join(one)
-        line.leave(same[2])
-        line.leave(same[0])
-        assert line.head() is same[1], policy
-        assert len(line) == 3
+            subqueue.join(one)
+        subqueue.leave(same[2])
+        subqueue.leave(same[0])
+        assert subqueue.head() is same[1], policy
+        assert len(subqueue) == 3
 
 
 # priority
@@ -91,7 +91,7 @@ def test_sjf_serves_a_long_request_under_endless_short_ones() -> None:
     overtaken = 0
     for second in range(100):
         queue.join(request(f"s{second}", predicted_output_tokens=1), second, 600)
-        head = queue.head(lambda line: True)
+        head = queue.head(lambda _: True)
         assert head is not None
         queue.leave(head.request.request_id)
         if head.request.request_id == "long":
@@ -140,7 +140,7 @@ def serve(queue: WaitingQueue, policy: FairTokens, count: int) -> list[str]:
     """Dispatch so many; the tenants served."""
     served = []
     for _ in range(count):
-        head = queue.head(lambda line: True)
+        head = queue.head(lambda _: True)
         assert head is not None
         queue.leave(head.request.request_id)
         policy.dispatched(head.request)
@@ -227,7 +227,7 @@ def test_fair_keeps_the_place_of_a_rerouted_request_within_its_tenant() -> None:
     assert ordered(FairTokens(), *joined) == ["rerouted", "new"]
 
 
-def test_fair_is_one_order_over_all_lines() -> None:
+def test_fair_is_one_order_over_all_subqueues() -> None:
     policy = FairTokens()
     queue = WaitingQueue(policy)
     for number in range(4):
@@ -258,8 +258,8 @@ def test_fair_keeps_a_bounded_number_of_idle_tenants_and_all_who_wait(
 
 def test_fair_estimates_who_goes_before_by_turns() -> None:
     policy = FairTokens()
-    line = policy.new_line()
+    subqueue = policy.new_subqueue()
     for ticket in range(9):
-        line.join(waiting(f"a{ticket}", 0, ticket, tenant="a"))
-    assert line.num_before(waiting("b", 1, 9, tenant="b")) == 1
-    assert line.num_before(waiting("a", 1, 9, tenant="a")) == 9
+        subqueue.join(waiting(f"a{ticket}", 0, ticket, tenant="a"))
+    assert subqueue.num_before(waiting("b", 1, 9, tenant="b")) == 1
+    assert subqueue.num_before(waiting("a", 1, 9, tenant="a")) == 9

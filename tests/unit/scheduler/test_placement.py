@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from serving.core.lane import Strategy
-from serving.scheduler.placement import LeastOutstanding, PowerOfTwo, PrefixAffinity, Replica, may_serve
-from serving.scheduler.queue import Line
+from serving.scheduler.placement import LeastOutstanding, PowerOfTwo, PrefixAffinity, ReplicaState, may_serve
+from serving.scheduler.queue import Eligibility
 from tests.unit.scheduler.examples import loaded, replica, request
 
 PLAIN = replica("p", "batched")
@@ -30,15 +30,15 @@ CLOSED = replica("c", "sequential", Strategy.SEQUENTIAL, takes_unpinned=False)
     ],
 )
 def test_may_serve(lane: str | None, needs_plain_decoding: bool, allowed: set[str]) -> None:
-    line = Line(lane, needs_plain_decoding, band=0)
-    assert {info.replica_id for info in (PLAIN, DRAFTING, CLOSED) if may_serve(info, line)} == allowed
+    eligibility = Eligibility(lane, needs_plain_decoding, band=0)
+    assert {info.replica_id for info in (PLAIN, DRAFTING, CLOSED) if may_serve(info, eligibility)} == allowed
 
 
 def rng(seed: int = 0) -> random.Random:
     return random.Random(seed)
 
 
-def chosen(policy: LeastOutstanding | PowerOfTwo, candidates: list[Replica]) -> str:
+def chosen(policy: LeastOutstanding | PowerOfTwo, candidates: list[ReplicaState]) -> str:
     return policy.choose(request("a"), candidates).info.replica_id
 
 
@@ -94,7 +94,7 @@ def test_of_many_any_but_the_most_loaded_may_be_taken_and_light_ones_more_often(
 # prefix_affinity
 
 
-def seen_by(policy: PrefixAffinity, target: Replica, *blocks: int) -> None:
+def seen_by(policy: PrefixAffinity, target: ReplicaState, *blocks: int) -> None:
     policy.choose(request("earlier", prefix_blocks=blocks), [target])
 
 

@@ -1,14 +1,14 @@
-"""The waiting queue: no blocking between lines, and anyone may leave. Orders are tested in test_order."""
+"""The waiting queue: no blocking between subqueues, and anyone may leave. Orders are tested in test_order."""
 
 from __future__ import annotations
 
 from serving.scheduler.order import FirstComeFirstServed
-from serving.scheduler.queue import Backlog, Line, WaitingQueue
+from serving.scheduler.queue import Backlog, Eligibility, WaitingQueue
 from tests.unit.scheduler.examples import request
 
-ANY = Line(None, needs_plain_decoding=False, band=0)
-PLAIN = Line(None, needs_plain_decoding=True, band=0)
-BATCHED = Line("batched", needs_plain_decoding=False, band=0)
+ANY = Eligibility(None, needs_plain_decoding=False, band=0)
+PLAIN = Eligibility(None, needs_plain_decoding=True, band=0)
+BATCHED = Eligibility("batched", needs_plain_decoding=False, band=0)
 
 
 def queued(*ids: str) -> WaitingQueue:
@@ -18,14 +18,14 @@ def queued(*ids: str) -> WaitingQueue:
     return queue
 
 
-def served(queue: WaitingQueue, *lines: Line) -> list[str]:
-    """Take heads until none of these lines has one."""
+def served(queue: WaitingQueue, *open_to: Eligibility) -> list[str]:
+    """Take heads until none of these has one."""
     found = []
-    while waiting := queue.head(lambda line: line in lines):
-        assert queue.has_any(lambda line: line in lines)
+    while waiting := queue.head(lambda eligibility: eligibility in open_to):
+        assert queue.has_any(lambda eligibility: eligibility in open_to)
         queue.leave(waiting.request.request_id)
         found.append(waiting.request.request_id)
-    assert not queue.has_any(lambda line: line in lines)
+    assert not queue.has_any(lambda eligibility: eligibility in open_to)
     return found
 
 
@@ -33,7 +33,7 @@ def test_first_come_first_served() -> None:
     assert served(queued("z", "a", "m"), ANY) == ["z", "a", "m"]
 
 
-def test_lines_that_can_be_served_are_merged_in_order() -> None:
+def test_subqueues_that_can_be_served_are_merged_in_order() -> None:
     queue = queued("1")
     queue.join(request("2", "batched"), 0, 600)
     queue.join(request("3", needs_plain_decoding=True), 0, 600)
@@ -83,14 +83,14 @@ def test_out_of_patience_looks_into_every_line_the_most_overdue_first_and_takes_
     assert len(queue) == 4
 
 
-def test_how_many_go_before_counts_the_lines_that_compete() -> None:
+def test_how_many_go_before_counts_the_subqueues_that_compete() -> None:
     queue = queued("1", "2")
     queue.join(request("3", "batched"), 0, 600)
     queue.join(request("4"), 9, 600)
     newcomer = request("x")
-    assert queue.num_ahead(newcomer, 5, lambda line: line == ANY) == 2
-    assert queue.num_ahead(newcomer, 5, lambda line: True) == 3
-    assert queue.num_ahead(newcomer, 10, lambda line: True) == 4
+    assert queue.num_ahead(newcomer, 5, lambda eligibility: eligibility == ANY) == 2
+    assert queue.num_ahead(newcomer, 5, lambda _: True) == 3
+    assert queue.num_ahead(newcomer, 10, lambda _: True) == 4
 
 
 def test_books_are_kept_by_lane_tenant_and_band_and_name_nobody_without_a_request() -> None:

@@ -9,19 +9,26 @@ from dataclasses import replace
 import aiohttp
 import anyio
 import pytest
-from aiohttp import web
 
 from serving.core.errors import Reason, RefusedError
 from serving.core.request import Lease, ReplicaVerdict, RequestEnd, SchedulingRequest
 from serving.metrics.registry import exposition
+from serving.scheduler import channel as channel_module
 from serving.scheduler import client as client_module
 from serving.scheduler import service as service_module
 from serving.scheduler.client import SchedulerClient
-from serving.scheduler.protocol import Granted, Refused, ReplicaLeaving, ReplicaUpdate, Withdraw
+from serving.scheduler.protocol import (
+    Granted,
+    Refused,
+    ReplicaLeaving,
+    ReplicaUpdate,
+    Withdraw,
+)
 from tests.unit.scheduler.control_plane import (
     ControlPlane,
     RawGateway,
     control_plane,
+    deaf_scheduler,
     hear_update,
     release,
     say,
@@ -35,7 +42,7 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture(autouse=True)
 def quick_retries_and_no_tick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a tick, what an event should bring about must come from that event."""
-    monkeypatch.setattr(client_module, "RECONNECT_DELAY_S", 0.01)
+    monkeypatch.setattr(channel_module, "RECONNECT_DELAY_S", 0.01)
     monkeypatch.setattr(service_module, "TICK_S", 3600)
 
 
@@ -361,33 +368,12 @@ async def test_a_reconnecting_gateway_holds_what_it_says_it_holds() -> None:
 
 
 async def test_a_silent_scheduler_is_left_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "HEARTBEAT_S", 0.02)
-    connections = 0
-
-    async def deaf(http: web.Request) -> web.WebSocketResponse:
-        nonlocal connections
-        connections += 1
-        socket = web.WebSocketResponse(autoping=False)
-        await socket.prepare(http)
-        async for _ in socket:
-            pass
-        return socket
-
-    app = web.Application()
-    app.router.add_get("/control", deaf)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
+    monkeypatch.setattr(channel_module, "HEARTBEAT_S", 0.02)
     plane = ControlPlane()
-
-    async def address() -> str:
-        return f"{host}:{port}"
-
-    monkeypatch.setattr(plane, "address", address)
-    async with plane.client():
-        await until(lambda: connections >= 3)
-    await runner.cleanup()
+    async with deaf_scheduler() as deaf:
+        monkeypatch.setattr(plane, "address", deaf.find)
+        async with plane.client():
+            await until(lambda: deaf.connections >= 3)
 
 
 # No scheduler

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from serving.config import SimulatedProfile
-from serving.simulation.replica import ReplicaModel, Sequence, SimulatedReplica
+from serving.simulation.replica import EngineSequence, ReplicaModel, SimulatedReplica
 from tests.unit.simulation.examples import arrival, model, run
 
 
@@ -43,7 +43,7 @@ def test_a_request_joins_at_the_next_step_and_a_third_waits_for_a_slot() -> None
 def test_the_engine_itself_never_runs_more_than_its_limit() -> None:
     replica = SimulatedReplica(model(max_num_seqs=2))
     for name in "abc":
-        replica.join(Sequence(name, prompt_tokens=0, output_tokens=1))
+        replica.join(EngineSequence(name, prompt_tokens=0, output_tokens=1))
     assert replica.start_step(0.0) == pytest.approx(0.012)
     assert [one.request_id for one in replica.end_step(1.0)] == ["a", "b"]
     assert replica.start_step(1.0) == pytest.approx(1.010), "c alone"
