@@ -18,22 +18,8 @@ from serving.scheduler.admission import LabView, QueueLimits, Refusal, admit
 from serving.scheduler.estimator import DrainRate, LaneEstimator, OutputPredictor
 from serving.scheduler.fleet import Fleet
 from serving.scheduler.ledger import Ledger
-from serving.scheduler.order import (
-    EarliestDeadlineFirst,
-    FairTokens,
-    FirstComeFirstServed,
-    OrderPolicy,
-    PriorityBands,
-    ShortestJobFirst,
-    WaitingRequest,
-)
-from serving.scheduler.placement import (
-    LeastOutstanding,
-    PlacementPolicy,
-    PowerOfTwo,
-    PrefixAffinity,
-    ReplicaState,
-)
+from serving.scheduler.order import WaitingRequest, order_policy
+from serving.scheduler.placement import ReplicaState, placement_policy
 from serving.scheduler.queue import Backlog, Eligibility, WaitingQueue
 
 KEEP_REFUSALS = 20
@@ -79,32 +65,6 @@ class _Running:
     request: SchedulingRequest
     lane: str
     granted_at_s: float
-
-
-def order_policy(config: SchedulerConfig) -> OrderPolicy:
-    """The order that the config names."""
-    match config.order:
-        case "fcfs":
-            return FirstComeFirstServed()
-        case "priority":
-            return PriorityBands()
-        case "sjf":
-            return ShortestJobFirst(config.ageing_tokens_per_s)
-        case "edf":
-            return EarliestDeadlineFirst()
-        case "fair":
-            return FairTokens({tenant.name: tenant.weight for tenant in config.tenants})
-
-
-def placement_policy(config: SchedulerConfig, rng: random.Random) -> PlacementPolicy:
-    """The placement that the config names."""
-    match config.placement:
-        case "least_outstanding":
-            return LeastOutstanding(rng)
-        case "power_of_two":
-            return PowerOfTwo(rng)
-        case "prefix_affinity":
-            return PrefixAffinity(rng, config.prefix_gap_tokens)
 
 
 class SchedulerCore:

@@ -17,6 +17,7 @@ from weakref import WeakSet
 
 from sortedcontainers import SortedKeyList, SortedList
 
+from serving.config import SchedulerConfig
 from serving.core.request import SchedulingRequest
 
 Rank = tuple[float, ...]
@@ -305,3 +306,18 @@ class _TenantSubqueue:
 
 def _by_arrival(waiting: WaitingRequest) -> tuple[float, int]:
     return waiting.arrived_at_s, waiting.ticket
+
+
+def order_policy(config: SchedulerConfig) -> OrderPolicy:
+    """The order that the config names."""
+    match config.order:
+        case "fcfs":
+            return FirstComeFirstServed()
+        case "priority":
+            return PriorityBands()
+        case "sjf":
+            return ShortestJobFirst(config.ageing_tokens_per_s)
+        case "edf":
+            return EarliestDeadlineFirst()
+        case "fair":
+            return FairTokens({tenant.name: tenant.weight for tenant in config.tenants})

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from serving.config import SchedulerConfig
 from serving.core.lane import ReplicaInfo, Strategy
 from serving.core.request import SchedulingRequest
 from serving.scheduler.breaker import Breaker
@@ -128,3 +129,14 @@ class PrefixAffinity:
             seen.move_to_end(block)
         while len(seen) > self._max_blocks:
             seen.popitem(last=False)
+
+
+def placement_policy(config: SchedulerConfig, rng: random.Random) -> PlacementPolicy:
+    """The placement that the config names."""
+    match config.placement:
+        case "least_outstanding":
+            return LeastOutstanding(rng)
+        case "power_of_two":
+            return PowerOfTwo(rng)
+        case "prefix_affinity":
+            return PrefixAffinity(rng, config.prefix_gap_tokens)

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from serving.config import BandConfig, SchedulerConfig
+from serving.config import ORDERS, BandConfig, SchedulerConfig
 from serving.core.errors import LeaseError, Reason
 from serving.core.lane import ReplicaInfo, Strategy
 from serving.core.request import Lease, ReplicaVerdict, RequestEnd, SchedulingRequest
@@ -67,7 +67,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.ended: dict[str, str] = {}
 
     @initialize(
-        order=st.sampled_from(["fcfs", "priority", "sjf", "edf", "fair"]),
+        order=st.sampled_from(ORDERS),
         placement=st.sampled_from(["least_outstanding", "power_of_two", "prefix_affinity"]),
         max_waiting=st.integers(0, 5),
         max_tokens=st.sampled_from([80, 1000]),

@@ -31,6 +31,11 @@ lanes:
 """
 
 
+def one_of(names: tuple[str, ...]) -> str:
+    *most, last = map(repr, names)
+    return f"{', '.join(most)} or {last}"
+
+
 def refusal(tmp_path: Path, text: str) -> str:
     path = tmp_path / "lab.yaml"
     path.write_text(text)
@@ -148,12 +153,11 @@ def test_the_default_lab_has_the_three_lanes_it_promises() -> None:
         ),
         (
             LANES + "scheduler: {order: lifo}\n",
-            "lab.yaml: scheduler.order = 'lifo': must be 'fcfs', 'priority', 'sjf', 'edf' or 'fair'",
+            f"lab.yaml: scheduler.order = 'lifo': must be {one_of(config.ORDERS)}",
         ),
         (
             LANES + "scheduler: {placement: random}\n",
-            "lab.yaml: scheduler.placement = 'random': must be 'least_outstanding', 'power_of_two' "
-            "or 'prefix_affinity'",
+            f"lab.yaml: scheduler.placement = 'random': must be {one_of(config.PLACEMENTS)}",
         ),
         (
             LANES + "scheduler: {bands: [{name: a}, {name: a}], default_band: a}\n",

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from serving.config import ORDERS
 from serving.core.errors import LeaseError, Reason
 from serving.core.lane import Strategy
 from serving.core.request import Lease, ReplicaVerdict, RequestEnd, SchedulingRequest
@@ -622,7 +623,7 @@ def test_a_rerouted_request_goes_back_when_there_is_no_other() -> None:
     assert placed(made) == [("a", "only")]
 
 
-@pytest.mark.parametrize("order", ["fcfs", "priority", "sjf", "edf", "fair"])
+@pytest.mark.parametrize("order", ORDERS)
 def test_a_rerouted_request_keeps_its_place(order: str) -> None:
     made = core(replica("r"), order=order)
     made.adopt(Lease("busy", "r", 1))

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from serving.config import SchedulerConfig
+from serving.config import ORDERS, SchedulerConfig
 from serving.core.errors import Reason
 from serving.core.request import Outcome
 from serving.simulation.lab import SimulatedLab
@@ -21,7 +21,6 @@ from serving.simulation.results import (
 from serving.simulation.traffic import Arrival, RequestClass, capacity_rps, poisson_trace
 from tests.unit.simulation.examples import KIND, arrival, model, run
 
-ORDERS = ("fcfs", "priority", "sjf", "edf", "fair")
 CLASSES = [
     RequestClass("short", "a", 4, prompt_tokens=50, output_tokens=10, band=0, ttft_slo_s=0.2),
     RequestClass("long", "b", 1, prompt_tokens=200, output_tokens=80, band=2, ttft_slo_s=1.0),
