@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from statistics import NormalDist, fmean, stdev
 
 import numpy as np
@@ -20,13 +21,6 @@ CONFIDENCE = 0.95
 RESAMPLES = 2000
 
 _Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-
-# Two-sided 95 percent points of Student's t for 1 to 30 degrees of freedom: NIST/SEMATECH e-Handbook, 1.3.6.7.2.
-_T = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
-    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
-    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
 
 
 def percentile_estimate(values: Sequence[float], q: float) -> Estimate | None:
@@ -116,14 +110,38 @@ def geometric_mean_of_repeats(values: Sequence[float]) -> Estimate | None:
     )
 
 
-def student_t(degrees: int) -> float:
-    """Two-sided 95 percent point of Student's t.
+@cache
+def student_t(degrees: int, confidence: float = CONFIDENCE) -> float:
+    """The t that the magnitude of Student's t stays below with this probability.
 
-    Source: a table up to 30 degrees of freedom; beyond, the expansion of Abramowitz and Stegun, 26.7.5.
+    Args:
+        confidence: in (0, 1).
     """
-    if degrees <= len(_T):
-        return _T[degrees - 1]
-    return _Z + (_Z**3 + _Z) / (4 * degrees) + (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / (96 * degrees**2)
+    low, high = 0.0, 1.0
+    while _within(high, degrees) < confidence:
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, degrees) < confidence else (low, middle)
+    return high
+
+
+def _within(t: float, degrees: int) -> float:
+    """The probability that the magnitude of Student's t is below `t`.
+
+    Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4.
+    """
+    angle = math.atan(t / math.sqrt(degrees))
+    is_odd = degrees % 2
+    term = math.cos(angle) if is_odd else 1.0
+    total = 0.0
+    for step in range(degrees // 2):
+        total += term
+        upper, lower = (2 * step + 2, 2 * step + 3) if is_odd else (2 * step + 1, 2 * step + 2)
+        term *= math.cos(angle) ** 2 * upper / lower
+    if is_odd:
+        return (angle + math.sin(angle) * total) * 2 / math.pi
+    return math.sin(angle) * total
 
 
 def percentile_ratio(

@@ -116,10 +116,10 @@ def test_student_is_the_table(degrees: int, t: float) -> None:
 
 
 def test_mean_of_repeats_by_hand() -> None:
-    # Standard deviation 1, t(2) = 4.303: half-width 4.303 / sqrt 3.
+    # Standard deviation 1, t(2) = 4.3027: half-width 4.3027 / sqrt 3.
     found = mean_of_repeats([1.0, 2.0, 3.0])
     assert found is not None
-    assert (found.value, found.low, found.high) == pytest.approx((2.0, 2 - 2.4843, 2 + 2.4843), abs=1e-4)
+    assert (found.value, found.low, found.high) == pytest.approx((2.0, 2 - 2.4841, 2 + 2.4841), abs=1e-4)
     single = mean_of_repeats([5.0])
     assert single is not None
     assert (single.value, single.low) == (5.0, None)

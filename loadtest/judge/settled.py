@@ -1,0 +1,89 @@
+"""Ratios that are concluded from: intervals over several levels at once, and the smallest one a design can settle.
+
+A stage is one draw of what the machine did meanwhile, however many requests it holds: requests of one stage share
+its batches, its clock speed and its neighbours. So the interval of a ratio between two stages comes from repeats of
+both, never from the requests within them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import StrEnum
+from statistics import fmean
+
+from loadtest.judge.estimate import Estimate, is_settled
+from loadtest.judge.intervals import CONFIDENCE, student_t
+
+# What the logarithm of a ratio is taken to vary by where nothing was repeated: standard deviation between two runs
+# of the same stage on a shared 2-core machine, times the square root of 2 for the two stages of a ratio.
+ASSUMED_STAGE_SD = 0.05
+ASSUMED_DEGREES = 1_000
+
+
+class Standing(StrEnum):
+    """How a ratio stands to 1."""
+
+    ABOVE = "above"
+    BELOW = "below"
+    OPEN = "cannot be told apart"  # its interval holds 1
+    UNKNOWN = "not measured"
+
+
+def standing(ratio: Estimate | None) -> Standing:
+    """What the interval of a ratio says; one without an interval says nothing."""
+    if ratio is None:
+        return Standing.UNKNOWN
+    if not is_settled(ratio):
+        return Standing.OPEN
+    return Standing.ABOVE if ratio.value > 1 else Standing.BELOW
+
+
+def ratios_by_level(levels: Sequence[Sequence[float]]) -> tuple[Estimate | None, ...]:
+    """A ratio and its interval at each level, from the ratio of each repeat there; None where there is none.
+
+    The intervals hold together: with no difference at any level, one of them leaves 1 out in at most 5 percent of
+    runs. What repeats vary by is taken to be the same at all levels, on the logarithm, so that few repeats at
+    each of several levels say more than they would alone.
+
+    Args:
+        levels: ratios above 0.
+
+    Source: one-way analysis of variance on logarithms, with Bonferroni's correction for the number of levels.
+    """
+    logs = [[math.log(ratio) for ratio in ratios] for ratios in levels]
+    means = [fmean(each) if each else None for each in logs]
+    half_widths = half_widths_of([len(each) for each in logs], _spread(logs))
+    return tuple(
+        None if mean is None else Estimate(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
+        for mean, half in zip(means, half_widths, strict=True)
+    )
+
+
+def half_widths_of(repeats: Sequence[int], spread: tuple[float, int]) -> list[float]:
+    """Half the width of each level's interval, on the logarithm; 0 where there is no repeat.
+
+    Args:
+        repeats: of each level.
+        spread: standard deviation of a repeat's logarithm, and the degrees of freedom it is known with.
+    """
+    deviation, degrees = spread
+    num_levels = max(1, sum(count > 0 for count in repeats))
+    quantile = student_t(degrees, 1 - (1 - CONFIDENCE) / num_levels)
+    return [quantile * deviation / math.sqrt(count) if count else 0.0 for count in repeats]
+
+
+def smallest_settled(levels: Sequence[Sequence[float]]) -> float | None:
+    """The smallest ratio above 1 that these repeats can settle at their best level; None without a ratio."""
+    logs = [[math.log(ratio) for ratio in ratios] for ratios in levels]
+    halves = [half for half in half_widths_of([len(each) for each in logs], _spread(logs)) if half > 0]
+    return math.exp(min(halves)) if halves else None
+
+
+def _spread(logs: Sequence[Sequence[float]]) -> tuple[float, int]:
+    """What repeats vary by, pooled over the levels, and its degrees of freedom; the assumed one without repeats."""
+    degrees = sum(len(each) - 1 for each in logs if each)
+    if not degrees:
+        return math.sqrt(2) * ASSUMED_STAGE_SD, ASSUMED_DEGREES
+    squares = sum((value - fmean(each)) ** 2 for each in logs if each for value in each)
+    return math.sqrt(squares / degrees), degrees
