@@ -89,9 +89,9 @@ def kept() -> Ceilings | None:
 
 
 if __name__ == "__main__":
-    found = measure()
-    keep(found)
+    measured = measure()
+    keep(measured)
     print(  # noqa: T201 - the answer of this command
-        f"{found.flops_per_s / 1e9:.1f} GFLOP/s ({found.dtype}), "
-        f"{found.copy_bytes_per_s / 1e9:.1f} GB/s; kept in {ceilings_path()}"
+        f"{measured.flops_per_s / 1e9:.1f} GFLOP/s ({measured.dtype}), "
+        f"{measured.copy_bytes_per_s / 1e9:.1f} GB/s; kept in {ceilings_path()}"
     )

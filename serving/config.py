@@ -337,9 +337,9 @@ class _StrictLoader(yaml.SafeLoader):
         except (ValueError, ArithmeticError, LookupError, AttributeError):
             # PyYAML lets through what Python says of a value that only has the form of a date or a number.
             kind = SCALAR_KINDS.get(node.tag.rpartition(":")[2], "keys and values")
-            found = _shown(node.value) if isinstance(node, yaml.ScalarNode) else "what begins here"
+            written = _shown(node.value) if isinstance(node, yaml.ScalarNode) else "what begins here"
             raise ConfigError(
-                f"{_place(node.start_mark)}: {found} cannot be read as {kind}; quote what is meant as text"
+                f"{_place(node.start_mark)}: {written} cannot be read as {kind}; quote what is meant as text"
             ) from None
 
 

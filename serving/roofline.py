@@ -83,13 +83,13 @@ def roofline_of(
         parameters = count_parameters(model_store.directory_of(model_path))
     except (OSError, ValueError) as error:
         raise ValueError(f"No roof is drawn, for the model's size is unknown: {error}.") from None
-    found = known(dtype)
-    if found is None:
+    dtype_ceilings = known(dtype)
+    if dtype_ceilings is None:
         raise ValueError(
             f"No roof is drawn: what this machine can do in {dtype} was not known. `tandem lesson` measures it and "
             "keeps it."
         )
-    return Roofline(parameters, dtype, found.flops_per_s, found.copy_bytes_per_s)
+    return Roofline(parameters, dtype, dtype_ceilings.flops_per_s, dtype_ceilings.copy_bytes_per_s)
 
 
 def kept_ceilings(dtype: str) -> Ceilings | None:
@@ -98,8 +98,8 @@ def kept_ceilings(dtype: str) -> Ceilings | None:
     Raises:
         ConfigError: their file is damaged.
     """
-    found = ceilings.kept()
-    return found if found is not None and found.dtype == dtype else None
+    kept = ceilings.kept()
+    return kept if kept is not None and kept.dtype == dtype else None
 
 
 def count_parameters(directory: Path) -> int:

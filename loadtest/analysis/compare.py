@@ -136,7 +136,9 @@ def load_run(directory: Path) -> LoadedRun:
         # Records of a stage that never ended are in no figure.
         if record.is_completed and not record.label.is_warmup and record.label.stage in groups:
             by_group.setdefault(groups[record.label.stage], []).append(record)
-    return LoadedRun(summarize(run, records), {group: _samples(found) for group, found in by_group.items()})
+    return LoadedRun(
+        summarize(run, records), {group: _samples(group_records) for group, group_records in by_group.items()}
+    )
 
 
 def _samples(completed: Sequence[RequestRecord]) -> StageSamples:
@@ -379,8 +381,8 @@ def _machine(machine: Mapping[str, Any]) -> dict[str, Any]:
 def _lane(summary: Summary, name: str) -> dict[str, Any]:
     """A lane's settings, its name left out."""
     lanes = summary.run.config.get("lanes", [])
-    found: dict[str, Any] = next((lane for lane in lanes if lane.get("name") == name), {})
-    return {key: value for key, value in found.items() if key != "name"}
+    settings: dict[str, Any] = next((lane for lane in lanes if lane.get("name") == name), {})
+    return {key: value for key, value in settings.items() if key != "name"}
 
 
 def _warnings(

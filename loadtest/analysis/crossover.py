@@ -93,7 +93,7 @@ def _ratio(above: Estimate | None, below: Estimate | None) -> float | None:
 
 
 def _interpolate(low: tuple[float, float], high: tuple[float, float]) -> float:
-    """The level at which the ratio is 1: linear in the logarithm of the level, as the figures' axes are."""
+    """The level at which the ratio is 1: linear in the logarithm of the level, as the charts' axes are."""
     (low_level, low_ratio), (high_level, high_ratio) = low, high
     share = (1 - low_ratio) / (high_ratio - low_ratio)
     return math.exp(math.log(low_level) + share * (math.log(high_level) - math.log(low_level)))

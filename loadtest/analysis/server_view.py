@@ -66,7 +66,7 @@ def agreements(seen: ServerView, records: Sequence[RequestRecord]) -> tuple[Agre
     # Without a byte of the answer it is not sure that the lab ever saw the request.
     unsure = [record for record in given_up if record.first_byte_at_s is None]
     num_completed = seen.lane.ended.get(Outcome.COMPLETED, 0)
-    found = [
+    rows = [
         _agreement(
             "requests", len(records) - len(unsure), seen.lane.num_ended + seen.no_lane.num_ended, len(unsure)
         ),
@@ -80,8 +80,8 @@ def agreements(seen: ServerView, records: Sequence[RequestRecord]) -> tuple[Agre
     ]
     # Other requests in one than in the other have other latencies.
     if len(completed) == num_completed == seen.lane.ttft_count and completed:
-        found += _ttft_agreements(completed, seen.lane)
-    return tuple(found)
+        rows += _ttft_agreements(completed, seen.lane)
+    return tuple(rows)
 
 
 def _ttft_agreements(completed: Sequence[RequestRecord], lane: LaneCounts) -> list[Agreement]:

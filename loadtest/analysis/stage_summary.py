@@ -67,11 +67,11 @@ class Repeat:
 
 def make_repeat(stage: StageRun, records: Iterable[RequestRecord]) -> Repeat:
     """A stage that ran, with all of its records."""
-    found = tuple(records)
+    all_records = tuple(records)
     return Repeat(
         stage,
-        tuple(record for record in found if not record.label.is_warmup),
-        tuple(record for record in found if record.label.is_warmup),
+        tuple(record for record in all_records if not record.label.is_warmup),
+        tuple(record for record in all_records if record.label.is_warmup),
     )
 
 
@@ -192,8 +192,8 @@ def output_tokens_per_s(records: Sequence[RequestRecord]) -> float | None:
 
 
 def _percentiles(values: Iterable[float]) -> Percentiles:
-    found = list(values)
-    return Percentiles(*(percentile_estimate(found, q) for q in (50, 95, 99)))
+    sample = list(values)
+    return Percentiles(*(percentile_estimate(sample, q) for q in (50, 95, 99)))
 
 
 def _gap_percentiles(timelines: Iterable[RequestTimeline]) -> Percentiles:

@@ -130,7 +130,9 @@ def first_info(
 
 def _roofline(description: Mapping[str, Any]) -> Roofline | str:
     """That of the first batched lane, or a sentence that says why there is none."""
-    batched = [one["name"] for one in description["config"]["lanes"] if one["strategy"] == Strategy.BATCHED]
+    batched = [
+        lane["name"] for lane in description["config"]["lanes"] if lane["strategy"] == Strategy.BATCHED
+    ]
     for replica in description["replicas"]:
         if replica["lane"] in batched:
             try:

@@ -16,7 +16,7 @@ from loadtest.client.record import ClientReason, RequestRecord
 from loadtest.run.directory import StageRun
 from loadtest.run.plan import StagePlan
 from loadtest.run.planning import time_left_s
-from loadtest.run.stage_trace import TracedStage, tracing
+from loadtest.run.stage_trace import TracedStage, tracing_steps
 from loadtest.run.traffic import Traffic, WarmUp, make_traffic
 
 
@@ -120,7 +120,7 @@ def step_recording(bench: Workbench, plan: StagePlan) -> AbstractContextManager[
     """A recording of the lane's engine steps during the block, where the plan asks for it."""
     if not bench.plan.trace:
         return nullcontext(TracedStage())
-    return tracing(plan, bench.plan.base_url, bench.directory)
+    return tracing_steps(plan, bench.plan.base_url, bench.directory)
 
 
 def offer(bench: Workbench, traffic: Traffic, users: Crowd, place: StagePlace) -> Offered:

@@ -10,7 +10,7 @@ from collections import Counter as Counts
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from loadtest.run.exporter import EndedRequest, LoadExporter, Place, Progress
+from loadtest.run.exporter import EndedRequest, LaneWorkload, LoadExporter, Progress
 
 logger = logging.getLogger(__name__)
 
@@ -110,16 +110,16 @@ class Workers:
         )
 
 
-def _sum(counts: Iterable[Mapping[Place, int]]) -> Counts[Place]:
-    total: Counts[Place] = Counts()
+def _sum(counts: Iterable[Mapping[LaneWorkload, int]]) -> Counts[LaneWorkload]:
+    total: Counts[LaneWorkload] = Counts()
     for each in counts:
         total.update(each)
     return total
 
 
-def _rows(counts: Mapping[Place, int]) -> list[list[Any]]:
-    return [[*place, number] for place, number in counts.items()]
+def _rows(counts: Mapping[LaneWorkload, int]) -> list[list[Any]]:
+    return [[*lane_workload, number] for lane_workload, number in counts.items()]
 
 
-def _counts(rows: list[list[Any]]) -> dict[Place, int]:
+def _counts(rows: list[list[Any]]) -> dict[LaneWorkload, int]:
     return {(lane, workload): number for lane, workload, number in rows}

@@ -23,7 +23,7 @@ from loadtest.offer.load import Arrival, ClosedLoop, OpenLoop, TraceReplay
 from loadtest.offer.request_body import Dialect
 from loadtest.offer.workload import load_workload
 from loadtest.run.dispatch import Connections, keep_schedule
-from loadtest.run.exporter import EndedRequest, Place, ProgressCounter, ended_request
+from loadtest.run.exporter import EndedRequest, LaneWorkload, ProgressCounter, ended_request
 from loadtest.run.locust_stats import report_to_locust
 from serving.core.client_key import client_key
 from serving.core.lane import ANY_LANE
@@ -160,7 +160,7 @@ class Run:
         self._num_ended = 0
 
     @property
-    def place(self) -> Place:
+    def lane_workload(self) -> LaneWorkload:
         """Lane and workload as far as they are known before an answer is there."""
         anywhere = ANY_LANE if self._server.dialect is Dialect.TANDEM else self._server.model
         return self._options.lane or anywhere, self._options.workload
@@ -219,10 +219,10 @@ class Run:
             record = client.send(label, body, scheduled_at_s=due_at_s)
         except gevent.GreenletExit:
             # Locust ends a user in the middle of its request: that is counted, or it would seem under way for ever.
-            self._count_ended(EndedRequest(*self.place, str(Outcome.CANCELLED), 0, None, None, None))
+            self._count_ended(EndedRequest(*self.lane_workload, str(Outcome.CANCELLED), 0, None, None, None))
             raise
         finally:
             self._num_ended += 1
         lane = record.served_by_lane or options.lane or server.model
-        self._count_ended(ended_request(record, record.served_by_lane or self.place[0]))
+        self._count_ended(ended_request(record, record.served_by_lane or self.lane_workload[0]))
         report_to_locust(self._environment, f"{lane}/{options.workload}", record)

@@ -169,11 +169,11 @@ def _resolved_model(model: dict[str, Any], replicas: list[dict[str, Any]]) -> di
 def scrape(base_url: str) -> Scrape:
     """Read the metrics of every replica and gateway, as `/targets` lists them. Faults are collected, not raised."""
     try:
-        found = targets(base_url)
+        metrics_targets = targets(base_url)
     except LabError as error:
         return Scrape(errors=(str(error),))
     replicas, gateways, errors = [], [], []
-    for address, labels in found:
+    for address, labels in metrics_targets:
         try:
             text = _read(f"http://{address}/metrics").decode()
             if labels.get("role") == "replica":

@@ -10,7 +10,7 @@ import sys
 import click
 
 from loadtest.crosscheck.figures import QUANTITIES
-from loadtest.crosscheck.run import Load, Measured, NotMeasured, Profile, measure
+from loadtest.crosscheck.run import Measured, NotMeasured, OfferedStreams, Profile, measure
 from loadtest.crosscheck.table import closest, figures_table, names_table, outside_tolerance
 from loadtest.crosscheck.tools import tools
 from serving import model_store
@@ -39,14 +39,14 @@ def main(
         tokenizer = model_store.resolve("auto")
     except ConfigError as error:
         raise click.UsageError(f"the tools need the default model's tokenizer: {error}") from None
-    load = Load(rate, requests, output_tokens, prompt_tokens, seed)
+    offered = OfferedStreams(rate, requests, output_tokens, prompt_tokens, seed)
     faults: list[str] = []
     for profile in PROFILES:
         results: list[Measured | NotMeasured] = []
         for tool in tools():
             if not chosen or tool.name in (*chosen, TOOL_NAMES[0]):
                 click.echo(f"{profile.title}: {tool.name}", err=True)
-                results.append(measure(tool, profile, load, tokenizer))
+                results.append(measure(tool, profile, offered, tokenizer))
         click.echo(
             f"\n{profile.title}; {requests} requests of {output_tokens} tokens, Poisson {rate:g} requests/s, "
             f"seed {seed}\n\n{figures_table(results)}\n\n{names_table(results)}\n"
@@ -64,7 +64,7 @@ def _faults(profile: Profile, results: list[Measured | NotMeasured]) -> list[str
     ours = results[0]
     if isinstance(ours, NotMeasured):
         return [f"{profile.title}: outside tolerance: tandem not measured, {ours.reason}"]
-    measured = [one for one in results if isinstance(one, Measured)]
+    measured = [result for result in results if isinstance(result, Measured)]
     beaten = [quantity for quantity in QUANTITIES if ours.tool not in closest(measured, quantity)]
     return [
         *(f"{profile.title}: outside tolerance: {fault}" for fault in outside_tolerance(ours)),

@@ -47,7 +47,7 @@ def main(url: str, rate_per_s: float, requests: int, tokens: int, seed: int) -> 
         sent.append(gevent.spawn(send, url, idle, number, due_at_s, tokens))
         due_at_s += rng.expovariate(rate_per_s)
     gevent.joinall(sent, raise_error=True)
-    sys.stdout.writelines(to_row(one.value) + "\n" for one in sent)
+    sys.stdout.writelines(to_row(sending.value) + "\n" for sending in sent)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.crosscheck.figures import Figures, arrivals_per_s, from_sent
-from loadtest.crosscheck.tools import Job, Named, Tool
+from loadtest.crosscheck.tools import Named, Tool, ToolRun
 from serving.core.engine_paths import SENT_PATH
 from serving.core.http_get import GetError, get
 
@@ -36,7 +36,7 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class OfferedStreams:
     """Poisson arrivals; each tool draws its own from the seed."""
 
     rate_per_s: float
@@ -66,25 +66,25 @@ class NotMeasured:
     reason: str
 
 
-def measure(tool: Tool, profile: Profile, load: Load, tokenizer: Path) -> Measured | NotMeasured:
+def measure(tool: Tool, profile: Profile, offered: OfferedStreams, tokenizer: Path) -> Measured | NotMeasured:
     """Run the tool against a fresh engine. Whatever is wrong with the tool ends in the answer, not here."""
     if not tool.python.exists():
         return NotMeasured(tool.name, f"not installed: no {tool.python.name} of its own (make crosscheck)")
     with tempfile.TemporaryDirectory(prefix="tandem-crosscheck-") as name, _engine(profile) as url:
         scratch = Path(name)
-        job = Job(
+        tool_run = ToolRun(
             url=url,
-            rate_per_s=load.rate_per_s,
-            requests=load.requests,
-            output_tokens=load.output_tokens,
-            prompt_tokens=load.prompt_tokens,
-            seed=load.seed,
+            rate_per_s=offered.rate_per_s,
+            requests=offered.requests,
+            output_tokens=offered.output_tokens,
+            prompt_tokens=offered.prompt_tokens,
+            seed=offered.seed,
             tokenizer=tokenizer,
             scratch=scratch,
         )
         try:
             done = subprocess.run(
-                [tool.python, *tool.command(job)],
+                [tool.python, *tool.command(tool_run)],
                 env=_environment(scratch),
                 capture_output=True,
                 text=True,
@@ -101,8 +101,8 @@ def measure(tool: Tool, profile: Profile, load: Load, tokenizer: Path) -> Measur
             return NotMeasured(tool.name, f"exit code {error.returncode}: {lines[-1]}")
         except (GetError, OSError, ValueError, KeyError, TypeError) as error:
             return NotMeasured(tool.name, f"its results cannot be read: {error!r}")
-    if reported.requests != load.requests or sent.requests != load.requests:
-        reason = f"reported {reported.requests} requests, was sent {sent.requests}, of {load.requests}"
+    if reported.requests != offered.requests or sent.requests != offered.requests:
+        reason = f"reported {reported.requests} requests, was sent {sent.requests}, of {offered.requests}"
         return NotMeasured(tool.name, reason)
     return Measured(tool.name, _version(tool), reported, sent, arrivals_per_s(streams), named)
 

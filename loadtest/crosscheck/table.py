@@ -19,56 +19,57 @@ TITLES = {
 NONE = "-"
 
 
-def error_share(one: Measured, quantity: str) -> float | None:
+def error_share(result: Measured, quantity: str) -> float | None:
     """(reported - sent) / sent; None where the tool has no such figure."""
-    reported, sent = getattr(one.reported, quantity), getattr(one.sent, quantity)
+    reported, sent = getattr(result.reported, quantity), getattr(result.sent, quantity)
     return None if reported is None else (reported - sent) / sent
 
 
 def closest(results: Sequence[Measured], quantity: str) -> set[str]:
     """The tools whose error is the smallest, or ties with the smallest."""
     errors = {
-        one.tool: abs(getattr(one.reported, quantity) - getattr(one.sent, quantity))
-        for one in results
-        if getattr(one.reported, quantity) is not None
+        result.tool: abs(getattr(result.reported, quantity) - getattr(result.sent, quantity))
+        for result in results
+        if getattr(result.reported, quantity) is not None
     }
     best = min(errors.values(), default=0.0)
     return {
-        one.tool
-        for one in results
-        if one.tool in errors and errors[one.tool] <= best + tie(quantity, getattr(one.sent, quantity))
+        result.tool
+        for result in results
+        if result.tool in errors
+        and errors[result.tool] <= best + tie(quantity, getattr(result.sent, quantity))
     }
 
 
-def outside_tolerance(one: Measured) -> list[str]:
+def outside_tolerance(result: Measured) -> list[str]:
     """Each figure of a tool that is too far from the truth, in words."""
-    found = []
+    faults = []
     for quantity in QUANTITIES:
-        reported, sent = getattr(one.reported, quantity), getattr(one.sent, quantity)
+        reported, sent = getattr(result.reported, quantity), getattr(result.sent, quantity)
         if reported is None or abs(reported - sent) > tolerance(quantity, sent):
             bound = tolerance(quantity, sent)
-            found.append(f"{TITLES[quantity]}: reported {reported}, sent {sent:.3f}, tolerance {bound:.3f}")
-    return found
+            faults.append(f"{TITLES[quantity]}: reported {reported}, sent {sent:.3f}, tolerance {bound:.3f}")
+    return faults
 
 
 def figures_table(results: Sequence[Measured | NotMeasured]) -> str:
     """A row for what each tool reports and one for what it was sent; `*` marks the closest and its ties."""
-    measured = [one for one in results if isinstance(one, Measured)]
+    measured = [result for result in results if isinstance(result, Measured)]
     marked = {quantity: closest(measured, quantity) for quantity in QUANTITIES}
     lines = [_row(["tool", *TITLES.values()]), _row(["---", *["---:"] * len(TITLES)])]
-    for one in results:
-        if isinstance(one, NotMeasured):
-            lines.append(_row([f"{one.tool}: not measured, {one.reason}", *[NONE] * len(TITLES)]))
+    for result in results:
+        if isinstance(result, NotMeasured):
+            lines.append(_row([f"{result.tool}: not measured, {result.reason}", *[NONE] * len(TITLES)]))
             continue
         cells = []
         for quantity in QUANTITIES:
-            share = error_share(one, quantity)
-            star = "*" if one.tool in marked[quantity] else ""
-            value = getattr(one.reported, quantity)
+            share = error_share(result, quantity)
+            star = "*" if result.tool in marked[quantity] else ""
+            value = getattr(result.reported, quantity)
             cells.append(NONE if share is None else f"{value:.2f} ({share:+.1%}){star}")
-        lines.append(_row([f"{one.tool} {one.version}", *cells]))
-        sent = [f"{getattr(one.sent, quantity):.2f}" for quantity in QUANTITIES]
-        lines.append(_row([f"as sent to it, {one.arrivals_per_s:.2f} arrivals/s", *sent]))
+        lines.append(_row([f"{result.tool} {result.version}", *cells]))
+        sent = [f"{getattr(result.sent, quantity):.2f}" for quantity in QUANTITIES]
+        lines.append(_row([f"as sent to it, {result.arrivals_per_s:.2f} arrivals/s", *sent]))
     return "\n".join(lines)
 
 
@@ -78,13 +79,15 @@ def names_table(results: Sequence[Measured | NotMeasured]) -> str:
         _row(["tool", "its mean TPOT, ms", "its mean ITL, ms", "TPOT as sent", "gap as sent"]),
         _row(["---", *["---:"] * 4]),
     ]
-    for one in results:
-        if isinstance(one, Measured):
+    for result in results:
+        if isinstance(result, Measured):
             named = [
-                NONE if (value := one.named[name]) is None else f"{value:.2f}" for name in ("TPOT", "ITL")
+                NONE if (value := result.named[name]) is None else f"{value:.2f}" for name in ("TPOT", "ITL")
             ]
             lines.append(
-                _row([one.tool, *named, f"{one.sent.tpot_mean_ms:.2f}", f"{one.sent.gap_mean_ms:.2f}"])
+                _row(
+                    [result.tool, *named, f"{result.sent.tpot_mean_ms:.2f}", f"{result.sent.gap_mean_ms:.2f}"]
+                )
             )
     return "\n".join(lines)
 

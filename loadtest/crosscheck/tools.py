@@ -25,7 +25,7 @@ SNAPSHOT = "0" * 40
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ToolRun:
     """One run of one tool.
 
     Attributes:
@@ -54,14 +54,14 @@ class Tool:
     Attributes:
         package: whose version is shown.
         python: the interpreter of its environment.
-        command: arguments after the interpreter; it may prepare files in the job's scratch directory.
+        command: arguments after the interpreter; it may prepare files in the run's scratch directory.
         read: the figures in what it left in the scratch directory, or printed.
     """
 
     name: str
     package: str
     python: Path
-    command: Callable[[Job], list[str]]
+    command: Callable[[ToolRun], list[str]]
     read: Callable[[Path, str], tuple[Figures, Named]]
 
 
@@ -76,8 +76,8 @@ def tools() -> tuple[Tool, ...]:
     )
 
 
-def _ours(job: Job) -> list[str]:
-    arguments = (job.url, job.rate_per_s, job.requests, job.output_tokens, job.seed)
+def _ours(run: ToolRun) -> list[str]:
+    arguments = (run.url, run.rate_per_s, run.requests, run.output_tokens, run.seed)
     return ["-m", "loadtest.crosscheck.ours", *map(str, arguments)]
 
 
@@ -88,22 +88,22 @@ def _read_ours(scratch: Path, output: str) -> tuple[Figures, Named]:
     return figures, {"TPOT": figures.tpot_mean_ms, "ITL": None}
 
 
-def _vllm(job: Job) -> list[str]:
+def _vllm(run: ToolRun) -> list[str]:
     options = {
         "--backend": "openai-chat",
-        "--base-url": job.url,
+        "--base-url": run.url,
         "--endpoint": "/v1/chat/completions",
         "--model": "simulated",
-        "--tokenizer": job.tokenizer,
+        "--tokenizer": run.tokenizer,
         "--dataset-name": "random",
-        "--random-input-len": job.prompt_tokens,
-        "--random-output-len": job.output_tokens,
-        "--num-prompts": job.requests,
-        "--request-rate": job.rate_per_s,
-        "--seed": job.seed,
+        "--random-input-len": run.prompt_tokens,
+        "--random-output-len": run.output_tokens,
+        "--num-prompts": run.requests,
+        "--request-rate": run.rate_per_s,
+        "--seed": run.seed,
         "--percentile-metrics": "ttft,tpot,itl,e2el",
         "--metric-percentiles": "50,95",
-        "--result-dir": job.scratch,
+        "--result-dir": run.scratch,
         "--result-filename": "vllm.json",
     }
     return ["-c", VLLM_BENCH, "--ignore-eos", "--save-result", "--disable-tqdm", *_flat(options)]
@@ -124,15 +124,15 @@ def _read_vllm(scratch: Path, _: str) -> tuple[Figures, Named]:
     return figures, {"TPOT": said["mean_tpot_ms"], "ITL": said["mean_itl_ms"]}
 
 
-def _guidellm(job: Job) -> list[str]:
+def _guidellm(run: ToolRun) -> list[str]:
     options = {
-        "--backend": f"kind=openai_http,target={job.url},model=simulated",
-        "--profile": f"kind=poisson,rate={job.rate_per_s:g}",
-        "--constraint": f"kind=max_requests,count={job.requests}",
-        "--tokenizer": f"kind=huggingface_auto,model={job.tokenizer}",
-        "--data": f"kind=synthetic_text,prompt_tokens={job.prompt_tokens},output_tokens={job.output_tokens}",
-        "--seed": f"kind=static,value={job.seed}",
-        "--output": f"kind=json,path={job.scratch / 'guidellm.json'}",
+        "--backend": f"kind=openai_http,target={run.url},model=simulated",
+        "--profile": f"kind=poisson,rate={run.rate_per_s:g}",
+        "--constraint": f"kind=max_requests,count={run.requests}",
+        "--tokenizer": f"kind=huggingface_auto,model={run.tokenizer}",
+        "--data": f"kind=synthetic_text,prompt_tokens={run.prompt_tokens},output_tokens={run.output_tokens}",
+        "--seed": f"kind=static,value={run.seed}",
+        "--output": f"kind=json,path={run.scratch / 'guidellm.json'}",
     }
     return ["-m", "guidellm", "run", "--disable-console", *_flat(options)]
 
@@ -158,21 +158,21 @@ def _read_guidellm(scratch: Path, _: str) -> tuple[Figures, Named]:
     return figures, {"TPOT": of("time_per_output_token_ms")["mean"], "ITL": itl}
 
 
-def _aiperf(job: Job) -> list[str]:
-    name = _as_hub_cache(job.tokenizer, job.scratch)
+def _aiperf(run: ToolRun) -> list[str]:
+    name = _as_hub_cache(run.tokenizer, run.scratch)
     options = {
         "--model": "simulated",
-        "--url": job.url,
+        "--url": run.url,
         "--endpoint-type": "chat",
-        "--request-rate": job.rate_per_s,
+        "--request-rate": run.rate_per_s,
         "--arrival-pattern": "poisson",
-        "--request-count": job.requests,
-        "--random-seed": job.seed,
+        "--request-count": run.requests,
+        "--random-seed": run.seed,
         "--tokenizer": name,
-        "--isl": job.prompt_tokens,
-        "--osl": job.output_tokens,
+        "--isl": run.prompt_tokens,
+        "--osl": run.output_tokens,
         "--extra-inputs": "ignore_eos:true",
-        "--artifact-dir": job.scratch / "aiperf",
+        "--artifact-dir": run.scratch / "aiperf",
         "--ui": "none",
     }
     switches = ["--streaming", "--use-server-token-count", "--no-server-metrics", "--no-gpu-telemetry"]

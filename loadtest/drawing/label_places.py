@@ -61,7 +61,7 @@ def find_places(
     marks = [_mark(point) for line in lines for point in line]
     strokes = [dot for line in lines for a, b in pairwise(line) for dot in _stroke(a, b)]
     taken: list[Box] = []
-    found: list[list[Place | None]] = []
+    places_by_line: list[list[Place | None]] = []
     for line in lines:
         places: list[Place | None] = []
         for point in line:
@@ -77,8 +77,8 @@ def find_places(
             if best is not None:
                 taken.append(best[2])
             places.append(None if best is None else best[1])
-        found.append(places)
-    return found
+        places_by_line.append(places)
+    return places_by_line
 
 
 def _mark(point: Point) -> Box:

@@ -1,4 +1,4 @@
-"""How figures look: themes, and series told apart by shape and dash before colour. Colour is the lane's."""
+"""How charts look: themes, and series told apart by shape and dash before colour. Colour is the lane's."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def lane_looks(config: Mapping[str, Any], lanes: Iterable[str]) -> dict[str, Loo
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The lines of a figure: the field that tells them apart, each name's look in order, the legend's title."""
+    """The lines of a chart: the field that tells them apart, each name's look in order, the legend's title."""
 
     field: str
     looks: Mapping[str, Look]

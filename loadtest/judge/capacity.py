@@ -197,10 +197,10 @@ class CapacitySearch:
 
     def result(self) -> Capacity:
         """What was found so far."""
-        found = [bracket for bracket in self._brackets if bracket.is_done] or self._brackets[:1]
-        lows = [bracket.low for bracket in found if bracket.low is not None]
-        highs = [bracket.high for bracket in found if bracket.high is not None]
-        is_lower_bound = bool(lows) and len(highs) < len(found)
+        brackets = [bracket for bracket in self._brackets if bracket.is_done] or self._brackets[:1]
+        lows = [bracket.low for bracket in brackets if bracket.low is not None]
+        highs = [bracket.high for bracket in brackets if bracket.high is not None]
+        is_lower_bound = bool(lows) and len(highs) < len(brackets)
         binding = Counter(probe.binding for probe in highs if probe.binding is not None)
         return Capacity(
             lane=self._lane,

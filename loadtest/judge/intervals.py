@@ -91,20 +91,20 @@ def mean_of_repeats(values: Sequence[float]) -> Estimate | None:
 
 def mean_of_rates(values: Sequence[float]) -> Estimate | None:
     """The same for what cannot be below 0."""
-    found = mean_of_repeats(values)
-    if found is None or found.low is None:
-        return found
-    return Estimate(found.value, max(0.0, found.low), found.high)
+    estimate = mean_of_repeats(values)
+    if estimate is None or estimate.low is None:
+        return estimate
+    return Estimate(estimate.value, max(0.0, estimate.low), estimate.high)
 
 
 def geometric_mean_of_repeats(values: Sequence[float]) -> Estimate | None:
     """The same on the logarithms, for what varies by factors, such as a rate found by halving; values above 0."""
-    found = mean_of_repeats([math.log(value) for value in values])
-    if found is None:
+    log_mean = mean_of_repeats([math.log(value) for value in values])
+    if log_mean is None:
         return None
-    low, high = found.low, found.high
+    low, high = log_mean.low, log_mean.high
     return Estimate(
-        math.exp(found.value),
+        math.exp(log_mean.value),
         None if low is None else math.exp(low),
         None if high is None else math.exp(high),
     )

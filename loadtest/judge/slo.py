@@ -147,14 +147,14 @@ def evaluate(slo: Slo, records: Sequence[RequestRecord], duration_s: float) -> S
     Raises:
         ValueError: there is no request to judge.
     """
-    found = decided(slo, records)
-    if not found:
+    judged = decided(slo, records)
+    if not judged:
         raise ValueError("an objective needs at least one finished request; there is none")
-    misses = [slo.misses(record) for record in found]
+    misses = [slo.misses(record) for record in judged]
     num_met = sum(map(slo.is_met_by, misses))
     broken = Counter(miss for each in misses for miss in each)
-    attainment = wilson(num_met, len(found))
-    per_s = len(found) / duration_s if duration_s > 0 else 0.0
+    attainment = wilson(num_met, len(judged))
+    per_s = len(judged) / duration_s if duration_s > 0 else 0.0
     low, high = attainment.low, attainment.high
     return SloSummary(
         attainment=attainment,
@@ -164,7 +164,7 @@ def evaluate(slo: Slo, records: Sequence[RequestRecord], duration_s: float) -> S
             None if low is None else low * per_s,
             None if high is None else high * per_s,
         ),
-        holds=slo.holds(num_met, broken, len(found)),
+        holds=slo.holds(num_met, broken, len(judged)),
         misses=dict(broken),
         binding=max(broken, key=lambda miss: broken[miss], default=None),
     )
@@ -211,18 +211,18 @@ def _reaches(count: int, share: float, total: int) -> bool:
 
 
 def _parse_limit(part: str, text: str) -> Limit:
-    found = _LIMIT.fullmatch(part)
-    if found is None or found["metric"] not in METRICS:
+    match = _LIMIT.fullmatch(part)
+    if match is None or match["metric"] not in METRICS:
         raise ValueError(
             f"slo {text!r}: {part!r} is no limit: one is {', '.join(METRICS)}, maybe with _p and a percentile, "
             "then < and a time in ms or s: ttft_p95<2s or tpot<300ms"
         )
-    limit_s = float(found["value"]) * (0.001 if found["unit"] == "ms" else 1)
+    limit_s = float(match["value"]) * (0.001 if match["unit"] == "ms" else 1)
     if not (limit_s > 0 and math.isfinite(limit_s)):
         raise ValueError(f"slo {text!r}: the time in {part!r} must be above 0")
-    percentile = found["percentile"]
+    percentile = match["percentile"]
     share = None if percentile is None else _share(percentile, f"slo {text!r}: percentile of {part!r}")
-    return Limit(part, found["metric"], limit_s, share)
+    return Limit(part, match["metric"], limit_s, share)
 
 
 def _share(percent: str, what: str) -> float:

@@ -28,42 +28,42 @@ def exact_or_rounded(value: float) -> str:
     return number(value) if value == int(value) else number(value, None)
 
 
-def estimate(found: Estimate | None, digits: int | None = 0, scale: float = 1) -> str:
+def estimate(estimated: Estimate | None, digits: int | None = 0, scale: float = 1) -> str:
     """`412 [390–441]`; the value alone where it has no interval."""
-    if found is None:
+    if estimated is None:
         return NOTHING
     if digits is None:
         # The value's own precision for its bounds too: they are read side by side.
-        digits = _decimals(found.value * scale)
-    text = number(found.value, digits, scale)
-    if found.low is None or found.high is None:
+        digits = _decimals(estimated.value * scale)
+    text = number(estimated.value, digits, scale)
+    if estimated.low is None or estimated.high is None:
         return text
-    return f"{text} [{number(found.low, digits, scale)}–{number(found.high, digits, scale)}]"
+    return f"{text} [{number(estimated.low, digits, scale)}–{number(estimated.high, digits, scale)}]"
 
 
-def share(found: Estimate | float | None) -> str:
+def share(quantity: Estimate | float | None) -> str:
     """A share of 1 in percent."""
-    if found is None:
+    if quantity is None:
         return NOTHING
-    made = found if isinstance(found, Estimate) else Estimate(found)
+    made = quantity if isinstance(quantity, Estimate) else Estimate(quantity)
     value, bracket, interval = estimate(made, 1, 100).partition(" [")
     return f"{value}%{bracket}{interval}"
 
 
-def time(found: Estimate | float | None) -> str:
+def time(quantity: Estimate | float | None) -> str:
     """Seconds, or milliseconds below one second, with three significant digits at most."""
-    if found is None:
+    if quantity is None:
         return "unknown"
-    made = found if isinstance(found, Estimate) else Estimate(found)
+    made = quantity if isinstance(quantity, Estimate) else Estimate(quantity)
     size_s = abs(made.value)
     if size_s >= 1:
         return estimate(made, 1 if size_s < 100 else None) + " s"
     return estimate(made, 1 if 0.001 <= size_s < 0.1 else None, 1000) + " ms"
 
 
-def rate(found: Estimate | float) -> str:
+def rate(quantity: Estimate | float) -> str:
     """Requests/s."""
-    made = found if isinstance(found, Estimate) else Estimate(found)
+    made = quantity if isinstance(quantity, Estimate) else Estimate(quantity)
     return f"{estimate(made, None)} requests/s"
 
 

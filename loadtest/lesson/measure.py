@@ -225,10 +225,10 @@ def differences(choice: dict[str, Any], by_position: Sequence[Any]) -> list[floa
     """Between the log-probabilities of a generated choice and those of a prompt that ends with its tokens."""
     tokens: list[int] = choice["token_ids"]
     given: list[float] = choice["logprobs"]["token_logprobs"]
-    found = by_position[-len(tokens) :]
+    scored = by_position[-len(tokens) :]
     return [
         abs(logprob - float(place[str(token)]["logprob"]))
-        for token, logprob, place in zip(tokens, given, found, strict=True)
+        for token, logprob, place in zip(tokens, given, scored, strict=True)
     ]
 
 
@@ -267,9 +267,9 @@ def by_size(steps: Iterable[StepEvent]) -> tuple[StepSize, ...]:
             size = sum(event.scheduled_tokens for event in events)
             times_s.setdefault((phases.pop(), size), []).append(busy_s(events[:1]))
     return tuple(
-        StepSize(phase, size, median(found), len(found))
-        for (phase, size), found in sorted(times_s.items())
-        if len(found) >= MIN_STEPS
+        StepSize(phase, size, median(own_times_s), len(own_times_s))
+        for (phase, size), own_times_s in sorted(times_s.items())
+        if len(own_times_s) >= MIN_STEPS
     )
 
 

@@ -16,7 +16,7 @@ from loadtest.lesson.teach import LeftOut, Lesson
 from serving import __version__
 from serving.core.lane import Strategy
 
-Found = TypeVar("Found")
+Measured = TypeVar("Measured")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,13 @@ class Picture:
 
 def render(lesson: Lesson) -> str:
     """The page, with its pictures and all they need inside it."""
-    found = four_pictures(lesson)
+    all_pictures = four_pictures(lesson)
     return render_page(
         Path(__file__).with_name("lesson.html.j2"),
-        {picture.name: picture.spec for picture in found if picture.spec is not None},
+        {picture.name: picture.spec for picture in all_pictures if picture.spec is not None},
         lesson=lesson,
         version=__version__,
-        found=found,
+        all_pictures=all_pictures,
         number=number,
         timelines=_spoken(lesson.timelines),
         engines=[
@@ -94,13 +94,13 @@ def four_pictures(lesson: Lesson) -> tuple[Picture, ...]:
 def _picture(
     name: str,
     title: str,
-    found: Found | LeftOut,
-    say: Callable[[Found], list[str]],
-    draw: Callable[[Found], Chart],
+    measured: Measured | LeftOut,
+    say: Callable[[Measured], list[str]],
+    draw: Callable[[Measured], Chart],
 ) -> Picture:
-    if isinstance(found, LeftOut):
-        return Picture(name, title, [f"This picture is left out. {found.reason}"], None)
-    return Picture(name, title, say(found), draw(found).to_dict())
+    if isinstance(measured, LeftOut):
+        return Picture(name, title, [f"This picture is left out. {measured.reason}"], None)
+    return Picture(name, title, say(measured), draw(measured).to_dict())
 
 
 def _both(lesson: Lesson) -> tuple[Queue, Queue] | LeftOut:
@@ -112,5 +112,5 @@ def _both(lesson: Lesson) -> tuple[Queue, Queue] | LeftOut:
 
 def _spoken(timelines: tuple[Timeline, Timeline] | LeftOut) -> list[Timeline]:
     """Those whose tokens can be shown as text."""
-    found = () if isinstance(timelines, LeftOut) else timelines
-    return [timeline for timeline in found if timeline.text is not None]
+    both = () if isinstance(timelines, LeftOut) else timelines
+    return [timeline for timeline in both if timeline.text is not None]

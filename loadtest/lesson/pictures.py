@@ -40,13 +40,13 @@ WAITING, PREFILLING, DECODING = "waiting", "prefill", "decode"
 PROMPT, OWN, KEPT, DROPPED = "prompt", "model's token", "accepted draft", "rejected draft"
 
 
-def parallel_and_serial(found: Scoring, look: Look) -> Chart:
+def parallel_and_serial(scoring: Scoring, look: Look) -> Chart:
     """Tokens done against time: a staircase, and a leap; both of the lane with this look."""
-    generated = list(enumerate(found.generated_at_s, start=1))
+    generated = list(enumerate(scoring.generated_at_s, start=1))
     rows: list[Row] = [
         {"way": way, "s": at_s, "tokens": tokens}
         for way, points in (
-            (ONE_PASS, [(0, 0.0), (found.scored_tokens, found.pass_s)]),
+            (ONE_PASS, [(0, 0.0), (scoring.scored_tokens, scoring.pass_s)]),
             (BY_TOKEN, [(0, 0.0), *generated]),
         )
         for tokens, at_s in points
@@ -54,14 +54,14 @@ def parallel_and_serial(found: Scoring, look: Look) -> Chart:
     ends = [
         {"way": way, "s": at_s, "tokens": tokens, "label": f"{number(rate, None)} tokens/s"}
         for way, at_s, tokens, rate in (
-            (ONE_PASS, found.pass_s, found.scored_tokens, found.pass_tokens_per_s),
-            (BY_TOKEN, found.generated_at_s[-1], len(generated), found.serial_tokens_per_s),
+            (ONE_PASS, scoring.pass_s, scoring.scored_tokens, scoring.pass_tokens_per_s),
+            (BY_TOKEN, scoring.generated_at_s[-1], len(generated), scoring.serial_tokens_per_s),
         )
     ]
     x = _time_axis("s")
     # Room above for the label of the pass.
     y = alt.Y(
-        "tokens:Q", title="tokens done", scale=alt.Scale(domain=[0, 1.12 * found.scored_tokens], nice=False)
+        "tokens:Q", title="tokens done", scale=alt.Scale(domain=[0, 1.12 * scoring.scored_tokens], nice=False)
     )
     dash = alt.StrokeDash(
         "way:N",

@@ -14,18 +14,18 @@ from serving.tracing.events import Phase
 NEAR_THE_ROOF = 2.0  # times the least time: a step within it is explained by memory and arithmetic
 
 
-def of_scoring(found: Scoring) -> list[str]:
+def of_scoring(scoring: Scoring) -> list[str]:
     """One pass against token by token."""
-    ratio = found.pass_tokens_per_s / found.serial_tokens_per_s
-    passes = "one pass" if found.pass_steps == 1 else f"{found.pass_steps} passes"
+    ratio = scoring.pass_tokens_per_s / scoring.serial_tokens_per_s
+    passes = "one pass" if scoring.pass_steps == 1 else f"{scoring.pass_steps} passes"
     return [
-        f"Scored in {passes}, {count(found.scored_tokens, 'token')} took {time(found.pass_s)}: "
-        f"{number(found.pass_tokens_per_s, None)} tokens/s.",
-        f"Generated one after the other, {len(found.generated_at_s)} of them took "
-        f"{time(found.generated_at_s[-1])}: {number(found.serial_tokens_per_s, None)} tokens/s, slower by a factor "
-        f"of {number(ratio, None)}.",
+        f"Scored in {passes}, {count(scoring.scored_tokens, 'token')} took {time(scoring.pass_s)}: "
+        f"{number(scoring.pass_tokens_per_s, None)} tokens/s.",
+        f"Generated one after the other, {len(scoring.generated_at_s)} of them took "
+        f"{time(scoring.generated_at_s[-1])}: {number(scoring.serial_tokens_per_s, None)} tokens/s, "
+        f"slower by a factor of {number(ratio, None)}.",
         "Both compute the same: their log-probabilities of the generated tokens differ by "
-        f"{found.median_difference:.1g} in the median and {found.largest_difference:.1g} at most, which is "
+        f"{scoring.median_difference:.1g} in the median and {scoring.largest_difference:.1g} at most, which is "
         "rounding. Generation is slow because no token can begin before the last one is known.",
     ]
 

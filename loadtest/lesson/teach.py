@@ -104,9 +104,9 @@ def find_roofline(lab: TracedLab) -> Roofline:
 
 
 def _measured_ceilings(dtype: str) -> Ceilings:
-    found = ceilings.measure(dtype)
+    measured = ceilings.measure(dtype)
     try:
-        ceilings.keep(found)
+        ceilings.keep(measured)
     except OSError as error:
         raise LessonError(f"{ceilings.ceilings_path()}: cannot be written: {error.strerror}") from None
-    return found
+    return measured

@@ -94,12 +94,12 @@ class TracedLab:
 
     def replicas(self, lane: str) -> list[dict[str, Any]]:
         """What the replicas of a lane said of themselves."""
-        return [one for one in self.description["replicas"] if one["lane"] == lane]
+        return [replica for replica in self.description["replicas"] if replica["lane"] == lane]
 
     def max_running(self, lane: str) -> int:
         """Requests that the lane's engines decode at once."""
-        (found,) = [one for one in self.description["config"]["lanes"] if one["name"] == lane]
-        return int(found["max_num_seqs"]) * len(self.replicas(lane))
+        (config,) = [config for config in self.description["config"]["lanes"] if config["name"] == lane]
+        return int(config["max_num_seqs"]) * len(self.replicas(lane))
 
     def ask(self, questions: Sequence[Question]) -> Traced:
         """Ask them together, and wait for all answers.
@@ -108,13 +108,13 @@ class TracedLab:
             LessonError: a request failed, or steps are missing.
         """
         lanes = dict.fromkeys(each.lane for each in questions)
-        urls = [one["url"] for lane in lanes for one in self.replicas(lane)]
+        urls = [replica["url"] for lane in lanes for replica in self.replicas(lane)]
         try:
             with recording(urls, limit_s=RECORD_LIMIT_S, max_events=MAX_EVENTS) as recordings:
                 with ThreadPoolExecutor(len(questions)) as pool:
                     due_s = time.monotonic()
                     sent = list(pool.map(lambda question: self._send(question, due_s), questions))
-                fetched = [one.fetch() for one in recordings]
+                fetched = [step_recording.fetch() for step_recording in recordings]
         except (RecordingError, GetError) as error:
             raise LessonError(str(error)) from None
         for replica, _ in fetched:
@@ -123,7 +123,7 @@ class TracedLab:
                     f"replica {replica.replica_id}: {replica.lost_events} step events did not fit"
                 )
         steps = tuple(event for _, events in fetched for event in events)
-        return Traced(tuple(_with_steps(one, steps) for one in sent), steps)
+        return Traced(tuple(_with_steps(answered, steps) for answered in sent), steps)
 
     def _send(self, question: Question, due_s: float) -> _Sent:
         request_id = f"lesson-{secrets.token_hex(8)}"
@@ -162,7 +162,7 @@ def find_lab(base_url: str) -> TracedLab:
         )
     lanes: dict[Strategy, str] = {}
     for lane in description["config"]["lanes"]:
-        if any(one["lane"] == lane["name"] for one in description["replicas"]):
+        if any(replica["lane"] == lane["name"] for replica in description["replicas"]):
             lanes.setdefault(Strategy(lane["strategy"]), lane["name"])
     return TracedLab(base_url, description, lanes)
 

@@ -23,7 +23,7 @@ from itertools import repeat
 from pathlib import Path
 
 from loadtest.offer.load import Arrival, ClosedLoop, Load, OpenLoop, Process, RateSegment, TraceReplay
-from loadtest.offer.recorded_trace import read_trace
+from loadtest.offer.recorded_trace import read_recorded_trace
 
 DEFAULT_DURATION_S = 60.0  # of a rate, of each step, of a whole ramp or spike
 MAX_DURATION_S = 86_400.0
@@ -40,7 +40,7 @@ _NUMBER = r"\d+(?:\.\d+)?|\.\d+"
 _DURATION = re.compile(rf"({_NUMBER})(ms|s|min|h)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 # A path may hold commas: options of a trace are taken from its end.
-_TRACE_OPTION = re.compile(rf",(speed=[^,]*|{_DURATION.pattern})$")
+_REPLAY_OPTION = re.compile(rf",(speed=[^,]*|{_DURATION.pattern})$")
 
 
 def schedule(load: OpenLoop | TraceReplay, seed: str) -> tuple[Arrival, ...]:
@@ -97,7 +97,7 @@ def _time_until_s(segment: RateSegment, requests: float) -> float:
 
 
 def _replay(load: TraceReplay) -> tuple[Arrival, ...]:
-    rows = read_trace(Path(load.path)).rows
+    rows = read_recorded_trace(Path(load.path)).rows
     end_s = math.inf if load.max_duration_s is None else load.max_duration_s
     return tuple(
         Arrival(row.at_s / load.speed, row.prompt_tokens, row.output_tokens)
@@ -119,7 +119,7 @@ def parse_load(text: str) -> Load:
         if kind == "closed":
             return _closed(rest)
         if kind == "trace":
-            return _trace(rest)
+            return _trace_replay(rest)
         for process in _PROCESSES:
             if kind == process:
                 return _open(process, rest)
@@ -183,10 +183,10 @@ def _segments(shape: str, rates: tuple[float, ...], duration_s: float) -> tuple[
     raise ValueError(f"{shape} takes {wanted[shape]}, got {len(rates)}")
 
 
-def _trace(text: str) -> TraceReplay:
+def _trace_replay(text: str) -> TraceReplay:
     speed, max_duration_s = 1.0, None
     seen = set()
-    while (option := _TRACE_OPTION.search(text)) is not None:
+    while (option := _REPLAY_OPTION.search(text)) is not None:
         text = text[: option.start()]
         name, value = _option(option[1])
         if name in seen:
@@ -231,10 +231,10 @@ def _rates_per_s(text: str) -> tuple[float, ...]:
 
 
 def _duration_s(text: str, lowest_s: float = 0.001) -> float:
-    found = _DURATION.fullmatch(text)
-    if not found:
+    match = _DURATION.fullmatch(text)
+    if not match:
         raise ValueError(f"duration {text!r} is not a number with ms, s, min or h, such as 60s")
-    duration_s = float(found[1]) * _SECONDS[found[2]]
+    duration_s = float(match[1]) * _SECONDS[match[2]]
     _in_range("duration in s", duration_s, lowest_s, MAX_DURATION_S)
     return duration_s
 

@@ -32,7 +32,7 @@ class ClosedLoop:
 
     @property
     def label(self) -> str:
-        """What names the load in a table, a figure and a stage's key."""
+        """What names the load in a table, a chart and a stage's key."""
         think = f", {self.think_time_s:g} s think time" if self.think_time_s else ""
         return f"{self.users} user{'s' if self.users > 1 else ''}{think}"
 

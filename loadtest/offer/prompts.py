@@ -43,18 +43,18 @@ class Slot:
 
     Attributes:
         tokens: the workload's size of a prompt; None: as long as its text is.
-        trace_tokens: size of this one prompt, from a trace.
+        recorded_tokens: size of this one prompt, from a recorded trace.
     """
 
     seed: int
     number: int
     counter: TokenCounter
     tokens: int | None = None
-    trace_tokens: int | None = None
+    recorded_tokens: int | None = None
 
     @property
     def size_tokens(self) -> int | None:
-        return self.trace_tokens or self.tokens
+        return self.recorded_tokens or self.tokens
 
 
 @cache
@@ -151,7 +151,7 @@ def multi_turn(slot: Slot) -> tuple[Message, ...]:
     batch, place = divmod(slot.number, TURNS * CONVERSATIONS_AT_ONCE)
     turn, place_in_batch = divmod(place, CONVERSATIONS_AT_ONCE)
     conversation = replace(slot, number=batch * CONVERSATIONS_AT_ONCE + place_in_batch)
-    step_tokens = slot.trace_tokens / (turn + 1) if slot.trace_tokens else slot.tokens / TURNS
+    step_tokens = slot.recorded_tokens / (turn + 1) if slot.recorded_tokens else slot.tokens / TURNS
     messages, _ = _conversation(conversation, turn, step_tokens)
     return messages
 

@@ -34,7 +34,7 @@ class TraceRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class RecordedTrace:
     """The requests of a trace, in order of time.
 
     Attributes:
@@ -85,7 +85,7 @@ _LAYOUTS = (
 )
 
 
-def read_trace(path: Path) -> Trace:
+def read_recorded_trace(path: Path) -> RecordedTrace:
     """Read a trace; `.jsonl` and `.ndjson` as JSON lines, anything else as CSV.
 
     Raises:
@@ -95,8 +95,8 @@ def read_trace(path: Path) -> Trace:
     rows = []
     num_left_out = 0
     layout = None
-    with closing(json_rows(path) if is_json else _csv_rows(path)) as found:
-        for line, row in found:
+    with closing(json_rows(path) if is_json else _csv_rows(path)) as numbered_rows:
+        for line, row in numbered_rows:
             layout = layout or _layout(path, line, row)
             read = _read_row(layout, row, f"{path}, line {line}")
             if read.prompt_tokens and read.output_tokens:
@@ -107,7 +107,7 @@ def read_trace(path: Path) -> Trace:
         raise ValueError(f"{path}: no requests in it ({num_left_out} rows with an empty prompt or answer)")
     rows.sort(key=lambda row: row.at_s)
     first_s = rows[0].at_s
-    return Trace(
+    return RecordedTrace(
         tuple(TraceRow(row.at_s - first_s, row.prompt_tokens, row.output_tokens) for row in rows),
         num_left_out,
     )
@@ -129,8 +129,8 @@ def _layout(path: Path, line: int, row: Mapping[str, Any]) -> _Layout:
         if all(column in row for column in layout.columns):
             return layout
     known = " or ".join(f"{', '.join(layout.columns)} ({layout.name})" for layout in _LAYOUTS)
-    found = ", ".join(str(name) for name in row)
-    raise ValueError(f"{path}, line {line}: columns {found:.200} are neither {known}")
+    columns = ", ".join(str(name) for name in row)
+    raise ValueError(f"{path}, line {line}: columns {columns:.200} are neither {known}")
 
 
 def _read_row(layout: _Layout, row: Mapping[str, Any], where: str) -> TraceRow:

@@ -168,8 +168,8 @@ def _weights(name: str, text: str) -> Mapping[str, int]:
 
 
 def _file(path: Path) -> Callable[[Slot], Written]:
-    with closing(json_rows(path)) as found:
-        rows = tuple(_row(f"{path}, line {line}", row) for line, row in found)
+    with closing(json_rows(path)) as numbered_rows:
+        rows = tuple(_row(f"{path}, line {line}", row) for line, row in numbered_rows)
     if not rows:
         raise ValueError(f"{path}: no prompts in it")
 

@@ -44,7 +44,7 @@ MARGIN_S = 60.0  # how much longer than a window a recording may last
 def main(base_url: str, lane: str, concurrency: int, pairs: int, window_s: float) -> None:
     try:
         lab = describe_lab(base_url)
-        (replica, *_) = [one for one in lab["replicas"] if one["lane"] == lane]
+        (replica, *_) = [candidate for candidate in lab["replicas"] if candidate["lane"] == lane]
         with progress() as say, load(base_url, f"{lab['model']['name']}:{lane}", concurrency):
             say(f"{concurrency} requests at once on {lane}")
             time.sleep(SETTLE_S)
@@ -53,9 +53,9 @@ def main(base_url: str, lane: str, concurrency: int, pairs: int, window_s: float
                 say(f"{number} of {pairs} pairs of {window_s:g} s")
                 # In turns the first and the second: a drift of the machine then favours neither.
                 order = (True, False) if number % 2 else (False, True)
-                found = {on: step_s(replica["url"], window_s, is_recorded=on) for on in order}
-                ratios.append(found[True] / found[False])
-                off_s.append(found[False])
+                mean_step_s = {on: step_s(replica["url"], window_s, is_recorded=on) for on in order}
+                ratios.append(mean_step_s[True] / mean_step_s[False])
+                off_s.append(mean_step_s[False])
     except ValueError:
         raise click.UsageError(f"--lane {lane}: the lab has no ready replica of it") from None
     except (LabError, GetError, RecordingError, OSError) as error:
@@ -79,8 +79,8 @@ def step_s(replica_url: str, window_s: float, *, is_recorded: bool) -> float:
         before = counters(replica_url)
         time.sleep(window_s)
         after = counters(replica_url)
-        for one in recordings:
-            one.discard()
+        for step_recording in recordings:
+            step_recording.discard()
     steps, busy_s = (now - then for now, then in zip(after, before, strict=True))
     if not steps:
         raise LabError(f"{replica_url}: the engine made no step in {window_s:g} s")

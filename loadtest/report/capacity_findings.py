@@ -14,13 +14,13 @@ from serving.core.lane import Strategy
 def sentences(summary: Summary) -> Iterator[str]:
     """For each workload: the best lane and its lead, the others, and what speculation did."""
     for workload in dict.fromkeys(capacity.workload for capacity in summary.capacities):
-        found = [capacity for capacity in summary.capacities if capacity.workload == workload]
-        ranked = sorted(_known(found), key=lambda each: each[1].value, reverse=True)
+        capacities = [capacity for capacity in summary.capacities if capacity.workload == workload]
+        ranked = sorted(_known(capacities), key=lambda each: each[1].value, reverse=True)
         if ranked:
             yield from _answer(ranked, summary)
         else:
             yield f"On {workload} no lane was found to hold {summary.slo}."
-        yield from (_not_found(each) for each in found if each.rate_per_s is None)
+        yield from (_not_found(each) for each in capacities if each.rate_per_s is None)
         yield from _speculation(ranked, summary)
 
 
@@ -41,8 +41,8 @@ def _answer(ranked: Sequence[tuple[Capacity, Estimate]], summary: Summary) -> It
         text += "; no other lane was tried"
     yield f"{text}. Failures count as misses."
     yield _limit(best)
-    for capacity, found in others:
-        yield f"{capacity.lane} serves {_rate(capacity, found)}. {_limit(capacity)}"
+    for capacity, rate_per_s in others:
+        yield f"{capacity.lane} serves {_rate(capacity, rate_per_s)}. {_limit(capacity)}"
 
 
 def hardware(summary: Summary) -> str:
@@ -53,8 +53,8 @@ def hardware(summary: Summary) -> str:
     return f"{count(machine['usable_cores'], 'core')} of {machine['cpu_model']}"
 
 
-def _rate(capacity: Capacity, found: Estimate) -> str:
-    return ("at least " if capacity.is_lower_bound else "") + rate(found)
+def _rate(capacity: Capacity, rate_per_s: Estimate) -> str:
+    return ("at least " if capacity.is_lower_bound else "") + rate(rate_per_s)
 
 
 def _lead(best: tuple[Capacity, Estimate], next_: tuple[Capacity, Estimate]) -> str:
@@ -110,12 +110,12 @@ def _speculation(ranked: Sequence[tuple[Capacity, Estimate]], summary: Summary) 
     base = next((each for each in ranked if strategies.get(each[0].lane) == Strategy.BATCHED), None)
     if base is None or base[0].is_lower_bound:
         return
-    for capacity, found in ranked:
+    for capacity, rate_per_s in ranked:
         if strategies.get(capacity.lane) != Strategy.SPECULATIVE or [capacity, base[0]] == [
             each for each, _ in ranked[:2]
         ]:
             continue
-        ratio = ratio_of_estimates(base[1], found)
+        ratio = ratio_of_estimates(base[1], rate_per_s)
         if is_settled(ratio) is False:
             verdict = "neither raises nor lowers it measurably"
         elif capacity.is_lower_bound:

@@ -134,7 +134,7 @@ class _Scales:
 def _labelled(rows: Sequence[Row], field: str, scales: _Scales) -> list[Row]:
     """The rows with a `label`, their concurrency, and its `place`; none where it would cover something."""
     rows = _shared_labels(rows, field)
-    found: list[Row] = []
+    placed: list[Row] = []
     for panel in dict.fromkeys(row["panel"] for row in rows):
         here = [row for row in rows if row["panel"] == panel]
         lines = [
@@ -144,20 +144,20 @@ def _labelled(rows: Sequence[Row], field: str, scales: _Scales) -> list[Row]:
             [scales.point(row[field], row["tokens_per_s"], row["label"]) for row in line] for line in lines
         ]
         places = find_places(points, PANEL_WIDTH_PX, PANEL_HEIGHT_PX)
-        found += [
+        placed += [
             row | {"place": place.name if place else ""}
             for line, of_line in zip(lines, places, strict=True)
             for row, place in zip(line, of_line, strict=True)
         ]
-    return found
+    return placed
 
 
 def _shared_labels(rows: Sequence[Row], field: str) -> list[Row]:
     """The rows with a `label`. Points of a lane that fall together share one."""
-    found: list[Row] = []
+    labelled: list[Row] = []
     for row in rows:
         row = row | {"label": str(row["concurrency"])}
-        previous = found[-1] if found else None
+        previous = labelled[-1] if labelled else None
         if previous and all(previous[name] == row[name] for name in ("lane", "panel")):
             is_near = all(
                 math.isclose(previous[name], row[name], rel_tol=0.06) for name in (field, "tokens_per_s")
@@ -165,5 +165,5 @@ def _shared_labels(rows: Sequence[Row], field: str) -> list[Row]:
             if is_near:
                 row["label"] = f"{previous['label']}, {row['label']}"
                 previous["label"] = ""
-        found.append(row)
-    return found
+        labelled.append(row)
+    return labelled

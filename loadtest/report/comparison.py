@@ -40,9 +40,9 @@ def _sentence(pair: Pair) -> str:
     if by_change[Change.INVALID]:
         return f"{where}: no verdict, for one of the stages is INVALID."
     parts = [
-        f"B is {change.value} in {', '.join(f'{each.quantity} ({_ratio(each)})' for each in found)}"
+        f"B is {change.value} in {', '.join(f'{each.quantity} ({_ratio(each)})' for each in ratios)}"
         for change in (Change.BETTER, Change.WORSE)
-        if (found := by_change[change])
+        if (ratios := by_change[change])
     ]
     if same := by_change[Change.SAME]:
         parts.append(f"{Change.SAME.value} in {', '.join(each.quantity for each in same)}")

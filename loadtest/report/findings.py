@@ -191,8 +191,8 @@ def _load(stage: StageSummary) -> str:
 
 
 def _tokens_per_s(stage: StageSummary) -> str:
-    found = stage.output_tokens_per_s
-    return "no completed request" if found is None else f"{number(found.value, None)} tokens/s"
+    tokens_per_s = stage.output_tokens_per_s
+    return "no completed request" if tokens_per_s is None else f"{number(tokens_per_s.value, None)} tokens/s"
 
 
 def _time(time_s: Estimate | None) -> str:
@@ -202,21 +202,21 @@ def _time(time_s: Estimate | None) -> str:
 
 def warnings(summary: Summary) -> tuple[str, ...]:
     """What takes weight from the figures, for the top of the report."""
-    found = []
+    sentences = []
     if simulated := [lane.lane for lane in summary.lanes if "simulated" in lane.engine]:
-        found.append(
+        sentences.append(
             f"Simulated engine in {', '.join(simulated)}: these figures say nothing about a model or a machine."
         )
     if summary.run.status is not RunStatus.COMPLETE:
-        found.append(f"The run is {summary.run.status}: not every planned request has a record.")
+        sentences.append(f"The run is {summary.run.status}: not every planned request has a record.")
     if summary.run.search is not None:
         # A search gives hopeless probes up and makes invalid ones again: neither weakens what it found.
         if bad := sum(not probe.is_valid for each in summary.capacities for probe in each.probes):
-            found.append(f"{count(bad, 'probe')} came out invalid and counted for nothing.")
+            sentences.append(f"{count(bad, 'probe')} came out invalid and counted for nothing.")
     elif cut := [stage.key for stage in summary.stages if stage.cut]:
-        found.append(f"Cut before their end: {', '.join(cut)}.")
+        sentences.append(f"Cut before their end: {', '.join(cut)}.")
     if wrong := sum(stage.wrong_lengths for stage in summary.stages):
-        found.append(f"{wrong} answers are not as long as was asked: the lanes did not do the same work.")
+        sentences.append(f"{wrong} answers are not as long as was asked: the lanes did not do the same work.")
     if failed := sum(failure.count for failure in summary.failures) - _given_up(summary):
-        found.append(f"{failed} requests did not complete; the reasons are listed below.")
-    return tuple(found)
+        sentences.append(f"{failed} requests did not complete; the reasons are listed below.")
+    return tuple(sentences)

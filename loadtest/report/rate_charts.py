@@ -43,15 +43,15 @@ def capacity(summary: Summary) -> Chart | None:
         {
             "lane": each.lane,
             "bar": each.lane if is_single else f"{each.lane}, {each.workload}",
-            "value": found.value,
-            "low": found.low,
-            "high": found.high,
+            "value": rate_per_s.value,
+            "low": rate_per_s.low,
+            "high": rate_per_s.high,
             "bound": each.is_lower_bound,
-            "label": ("≥ " if each.is_lower_bound else "") + estimate(found, None),
-            "label_at": max(found.value, found.high or 0.0),
+            "label": ("≥ " if each.is_lower_bound else "") + estimate(rate_per_s, None),
+            "label_at": max(rate_per_s.value, rate_per_s.high or 0.0),
         }
         for each in summary.capacities
-        if (found := each.rate_per_s) is not None
+        if (rate_per_s := each.rate_per_s) is not None
     ]
     if not rows:
         return None
@@ -105,11 +105,11 @@ def latency(summary: Summary) -> Chart | None:
     rows: list[Row] = []
     for metric, title, of_stage, scale in _LATENCIES:
         for stage, load in stages:
-            if (found := of_stage(stage)) is None or found.value <= 0:
+            if (measured := of_stage(stage)) is None or measured.value <= 0:
                 continue
             panel = title if is_single else f"{stage.workload}: {title}"
             limit_s = min((limit.limit_s for limit in limits if limit.metric == metric), default=None)
-            row = _row(stage, load, panel, found, scale)
+            row = _row(stage, load, panel, measured, scale)
             rows.append(row | {"limit": None if limit_s is None else limit_s * scale})
     if not rows:
         return None
@@ -128,23 +128,23 @@ def latency(summary: Summary) -> Chart | None:
 
 def _open_stages(summary: Summary) -> list[tuple[StageSummary, OpenLoop]]:
     """Stages at a rate that may be used, by rising rate."""
-    found = [
+    stages = [
         (stage, stage.load)
         for stage in summary.stages
         if isinstance(stage.load, OpenLoop) and not stage.invalid
     ]
-    return sorted(found, key=lambda each: each[1].rate_per_s)
+    return sorted(stages, key=lambda each: each[1].rate_per_s)
 
 
-def _row(stage: StageSummary, load: OpenLoop, panel: str, found: Estimate, scale: float = 1) -> Row:
+def _row(stage: StageSummary, load: OpenLoop, panel: str, measured: Estimate, scale: float = 1) -> Row:
     return {
         "lane": stage.lane,
         "panel": panel,
         "rate": load.rate_per_s,
         "requests": stage.requests,
-        "value": found.value * scale,
-        "low": None if found.low is None else found.low * scale,
-        "high": None if found.high is None else found.high * scale,
+        "value": measured.value * scale,
+        "low": None if measured.low is None else measured.low * scale,
+        "high": None if measured.high is None else measured.high * scale,
     }
 
 

@@ -14,7 +14,7 @@ from loadtest.lesson.teach import LeftOut
 from loadtest.lesson.text import TokenText
 from loadtest.offer.prompt_tokens import tokenizer_of
 from loadtest.report.charts import DrawnChart
-from loadtest.run.directory import TRACES_DIR, RunFile, StageRun
+from loadtest.run.directory import STEP_TRACES_DIR, RunFile, StageRun
 from serving.core.lane import Strategy
 from serving.roofline import Roofline
 from serving.tracing.events import Phase, StepEvent, to_last_token
@@ -73,13 +73,13 @@ def draw_steps(run: RunFile, directory: Path) -> StepPictures:
     return _Drawing(run, directory).draw()
 
 
-def answers(trace: Trace, lane: str, run_id: str) -> list[Answer]:
+def answers(step_trace: Trace, lane: str, run_id: str) -> list[Answer]:
     """Completed requests of a run, by arrival. Left out: those that were rerouted, or not recorded whole."""
     by_request = defaultdict(list)
-    for event in trace.steps:
+    for event in step_trace.steps:
         by_request[unique_part(event.request_id)].append(event)
-    found = []
-    for span in trace.spans:
+    recorded_whole = []
+    for span in step_trace.spans:
         number = span.client_request_id.rpartition("-")[2]
         steps = to_last_token(by_request[unique_part(span.request_id)])
         if (
@@ -90,14 +90,14 @@ def answers(trace: Trace, lane: str, run_id: str) -> list[Answer]:
             and steps[0].phase is Phase.PREFILL
             and sum(event.emitted_tokens for event in steps) == span.output_tokens
         ):
-            found.append(Answer(int(number), span.arrived_ns, steps))
-    return found
+            recorded_whole.append(Answer(int(number), span.arrived_ns, steps))
+    return recorded_whole
 
 
 class _Drawing:
     def __init__(self, run: RunFile, directory: Path) -> None:
         self._run = run.run
-        self._directory = directory / TRACES_DIR
+        self._directory = directory / STEP_TRACES_DIR
         self._looks = lane_looks(run.run.config, ())
         self._strategies = {lane["name"]: lane["strategy"] for lane in run.run.config["lanes"]}
         # The lanes of a load, which did the same work, in the order in which they ran.
@@ -130,7 +130,7 @@ class _Drawing:
         if drawn is not None:
             chart, both = drawn
             charts.append(chart)
-            timelines = tuple(one for one in both if one.text is not None)
+            timelines = tuple(timeline for timeline in both if timeline.text is not None)
         else:
             notes.append(
                 "Draft and verify is left out: no request with drafts was recorded whole on a speculative lane "
@@ -138,7 +138,7 @@ class _Drawing:
             )
         return StepPictures(tuple(charts), timelines, (*notes, ELSEWHERE))
 
-    def _trace(self, stage: StageRun) -> Trace:
+    def _step_trace(self, stage: StageRun) -> Trace:
         assert stage.trace is not None
         assert stage.trace.file is not None
         path = self._directory / stage.trace.file
@@ -151,22 +151,22 @@ class _Drawing:
 
     def _queues(self, stages: Sequence[StageRun]) -> list[Queue]:
         """The first requests of each lane, equally many."""
-        found = []
+        recorded = []
         for stage in stages:
-            trace = self._trace(stage)
-            if own := answers(trace, stage.plan.lane, self._run.id):
-                found.append((stage.plan.lane, own, trace.steps))
-        most = min([MAX_REQUESTS, *(len(own) for _, own, _ in found)])
+            step_trace = self._step_trace(stage)
+            if own := answers(step_trace, stage.plan.lane, self._run.id):
+                recorded.append((stage.plan.lane, own, step_trace.steps))
+        most = min([MAX_REQUESTS, *(len(own) for _, own, _ in recorded)])
         return [
             Queue(
                 lane,
                 tuple(
-                    wait_of(place, one.arrived_ns, one.steps, own[0].arrived_ns)
-                    for place, one in enumerate(own[:most], start=1)
+                    wait_of(place, answer.arrived_ns, answer.steps, own[0].arrived_ns)
+                    for place, answer in enumerate(own[:most], start=1)
                 ),
                 operating_point(lane, steps),
             )
-            for lane, own, steps in found
+            for lane, own, steps in recorded
         ]
 
     def _wall(self, crowd: StageRun, queues: Sequence[Queue]) -> DrawnChart | None:
@@ -175,7 +175,7 @@ class _Drawing:
             for stages in self._groups
             for stage in stages
             if self._strategies[stage.plan.lane] == Strategy.BATCHED
-            for event in self._trace(stage).steps
+            for event in self._step_trace(stage).steps
         ]
         # Prompts of a workload differ in length: hardly two of their steps are of one size.
         sizes = [size for size in by_size(steps) if size.phase is Phase.DECODE]
@@ -199,16 +199,19 @@ class _Drawing:
             if not {Strategy.BATCHED, Strategy.SPECULATIVE} <= by_strategy.keys():
                 continue
             plain, speculative = by_strategy[Strategy.BATCHED], by_strategy[Strategy.SPECULATIVE]
-            by_number = {one.number: one for one in self._answers(plain)}
-            for one in self._answers(speculative):
-                if one.number in by_number and any(event.drafted_tokens for event in one.steps):
-                    both = self._timeline(plain, by_number[one.number]), self._timeline(speculative, one)
+            by_number = {answer.number: answer for answer in self._answers(plain)}
+            for answer in self._answers(speculative):
+                if answer.number in by_number and any(event.drafted_tokens for event in answer.steps):
+                    both = (
+                        self._timeline(plain, by_number[answer.number]),
+                        self._timeline(speculative, answer),
+                    )
                     if all(timeline.decode_steps for timeline in both):
-                        yield _draft_and_verify(speculative, one, both), both
+                        yield _draft_and_verify(speculative, answer, both), both
                         break
 
     def _answers(self, stage: StageRun) -> list[Answer]:
-        return answers(self._trace(stage), stage.plan.lane, self._run.id)
+        return answers(self._step_trace(stage), stage.plan.lane, self._run.id)
 
     def _timeline(self, stage: StageRun, answer: Answer) -> Timeline:
         file = tokenizer_of(self._run.model["path"]) if "path" in self._run.model else None

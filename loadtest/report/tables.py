@@ -137,7 +137,7 @@ def tables(summary: Summary) -> tuple[FilledTable, ...]:
     """Every table that has a row, in the order of the report."""
     stages = summary.stages
     ceiling = summary.ceiling
-    found = [
+    filled = [
         FilledTable(
             "capacities",
             "Capacity within the objective",
@@ -171,7 +171,7 @@ def tables(summary: Summary) -> tuple[FilledTable, ...]:
             _stage_rows(SELF_CHECK, stages),
         ),
     ]
-    return tuple(_without_empty_columns(each) for each in found if each.rows)
+    return tuple(_without_empty_columns(each) for each in filled if each.rows)
 
 
 def agreement_table(summary: Summary, only_bad: bool = False) -> FilledTable | None:

@@ -27,7 +27,7 @@ PLAN_FILE = "plan.json"
 SUMMARY_FILE = "summary.json"
 REPORT_FILE = "report.html"
 FIGURES_DIR = "figures"
-TRACES_DIR = "traces"
+STEP_TRACES_DIR = "traces"
 
 
 class RunStatus(StrEnum):
@@ -83,7 +83,7 @@ class StageTrace:
     """What was recorded of a stage's engine steps.
 
     Attributes:
-        file: in `TRACES_DIR`, as `serving.tracing.trace_file` reads it; None when nothing was.
+        file: in `STEP_TRACES_DIR`, as `serving.tracing.trace_file` reads it; None when nothing was.
         faults: what is missing, in sentences.
     """
 

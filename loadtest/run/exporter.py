@@ -29,16 +29,16 @@ DEFAULT_PORT = 9465  # dashboards/prometheus/prometheus.yml looks there
 OFF = 0
 MAX_PORT = 65535
 
-Place = tuple[str, str]  # lane and workload
+LaneWorkload = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
     """Requests that were due and that were begun since the process started, and users now, by lane and workload."""
 
-    due: Mapping[Place, int]
-    sent: Mapping[Place, int]
-    users: Mapping[Place, int]
+    due: Mapping[LaneWorkload, int]
+    sent: Mapping[LaneWorkload, int]
+    users: Mapping[LaneWorkload, int]
     is_run_active: bool
 
 
@@ -46,7 +46,7 @@ class RunningLoad(Protocol):
     """What is read of a load while it is on."""
 
     @property
-    def place(self) -> Place: ...
+    def lane_workload(self) -> LaneWorkload: ...
 
     @property
     def num_dispatched(self) -> int:
@@ -69,8 +69,8 @@ class ProgressCounter:
         self._clock = clock
         self._load: RunningLoad | None = None
         self._due_at_s: Sequence[float] = ()
-        self._due: Counts[Place] = Counts()
-        self._sent: Counts[Place] = Counts()
+        self._due: Counts[LaneWorkload] = Counts()
+        self._sent: Counts[LaneWorkload] = Counts()
 
     def began(self, load: RunningLoad, due_at_s: Sequence[float] = ()) -> None:
         """A load starts now.
@@ -88,15 +88,17 @@ class ProgressCounter:
 
     def read(self) -> Progress:
         due, sent = self._totals()
-        users = {} if self._load is None else {self._load.place: self._load.num_busy}
+        users = {} if self._load is None else {self._load.lane_workload: self._load.num_busy}
         return Progress(due, sent, users, self.is_run_active)
 
-    def _totals(self) -> tuple[Counts[Place], Counts[Place]]:
+    def _totals(self) -> tuple[Counts[LaneWorkload], Counts[LaneWorkload]]:
         due, sent = self._due.copy(), self._sent.copy()
         if (load := self._load) is not None:
             is_open = bool(self._due_at_s)
-            due[load.place] += bisect_right(self._due_at_s, self._clock()) if is_open else load.num_dispatched
-            sent[load.place] += load.num_dispatched
+            due[load.lane_workload] += (
+                bisect_right(self._due_at_s, self._clock()) if is_open else load.num_dispatched
+            )
+            sent[load.lane_workload] += load.num_dispatched
         return due, sent
 
 
@@ -114,12 +116,12 @@ class EndedRequest(NamedTuple):
 
 def ended_request(record: RequestRecord, lane: str) -> EndedRequest:
     """Latencies are those of completed requests only."""
-    place = (lane, record.label.workload, str(record.outcome))
+    labels = (lane, record.label.workload, str(record.outcome))
     if not record.is_completed:
-        return EndedRequest(*place, 0, None, None, None)
+        return EndedRequest(*labels, 0, None, None, None)
     timeline = record.timeline
     latencies_s = (ttft_s(timeline), tpot_s(timeline), e2e_latency_s(timeline))
-    return EndedRequest(*place, record.output_tokens or 0, *latencies_s)
+    return EndedRequest(*labels, record.output_tokens or 0, *latencies_s)
 
 
 class LoadExporter:
@@ -169,16 +171,16 @@ class LoadExporter:
 
     def count(self, ended: EndedRequest) -> None:
         """A request ended."""
-        place = {"lane": ended.lane, "workload": ended.workload}
-        self._requests.labels(**place, outcome=ended.outcome).inc()
-        self._output_tokens.labels(**place).inc(ended.output_tokens)
+        labels = {"lane": ended.lane, "workload": ended.workload}
+        self._requests.labels(**labels, outcome=ended.outcome).inc()
+        self._output_tokens.labels(**labels).inc(ended.output_tokens)
         for histogram, latency_s in (
             (self._ttft, ended.ttft_s),
             (self._tpot, ended.tpot_s),
             (self._e2e, ended.e2e_s),
         ):
             if latency_s is not None:
-                histogram.labels(**place).observe(latency_s)
+                histogram.labels(**labels).observe(latency_s)
 
 
 class _ProgressCollector(Collector):
@@ -189,14 +191,14 @@ class _ProgressCollector(Collector):
         progress = self._read()
         for metric, totals in ((names.LOAD_DUE, progress.due), (names.LOAD_SENT, progress.sent)):
             counter = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
-            for place, total in totals.items():
-                counter.add_metric(place, total)
+            for lane_workload, total in totals.items():
+                counter.add_metric(lane_workload, total)
             yield counter
         users = GaugeMetricFamily(
             names.LOAD_USERS.name, names.LOAD_USERS.help, labels=names.LOAD_USERS.labels
         )
-        for place, num_users in progress.users.items():
-            users.add_metric(place, num_users)
+        for lane_workload, num_users in progress.users.items():
+            users.add_metric(lane_workload, num_users)
         yield users
         active = names.LOAD_RUN_ACTIVE
         yield GaugeMetricFamily(active.name, active.help, value=float(progress.is_run_active))

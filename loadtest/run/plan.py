@@ -25,7 +25,7 @@ MAX_OUTPUT_TOKENS = 131_072
 MAX_PROMPT_TOKENS = 1_048_576
 MAX_TIMEOUT_S = 3_600.0
 # What a recording may take beyond a stage's time box: the lab is read before and after it.
-TRACE_MARGIN_S = 60.0
+STEP_TRACE_MARGIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class StagePlan:
     """One lane under one workload and one load.
 
     Attributes:
-        load: users in a closed loop, arrivals at a rate, or a trace.
+        load: users in a closed loop, arrivals at a rate, or a recorded trace.
         requests: how many are sent and counted; in a closed loop at least one for each user.
         first_prompt: number of the first prompt; the stage uses the next ones from there on.
         max_stage_s: time box; a stage that reaches it is cut and marked.
@@ -98,10 +98,10 @@ class Plan:
     Attributes:
         stages: empty for a capacity search, which plans as it goes.
         seed: of prompts and arrivals.
-        output_tokens: length of an answer, where a workload's text or a trace does not give its own; None: as
-            long as the workload has it.
+        output_tokens: length of an answer, where a workload's text or a recorded trace does not give its own; None:
+            as long as the workload has it.
         slo: the objective, in the form `loadtest.judge.slo` reads.
-        prompt_tokens: size of a prompt, where a trace does not give its own; None: the workload's own.
+        prompt_tokens: size of a prompt, where a recorded trace does not give its own; None: the workload's own.
         tokenizer: file or model directory that counts them; None: the served model's if it is at hand.
         trace: record the engine steps of each stage.
     """
@@ -124,7 +124,7 @@ class Plan:
     def __post_init__(self) -> None:
         if len(self.stages) > MAX_STAGES:
             raise ValueError(f"{len(self.stages)} stages are more than {MAX_STAGES}")
-        longest_s = MAX_RECORDING_S - TRACE_MARGIN_S
+        longest_s = MAX_RECORDING_S - STEP_TRACE_MARGIN_S
         for stage in self.stages:
             if self.trace and stage.max_stage_s > longest_s:
                 raise ValueError(
@@ -168,13 +168,13 @@ class Plan:
         return sum(stage.max_stage_s for stage in self.stages)
 
 
-def _namesakes(one: Load, other: Load) -> str:
+def _namesakes(load: Load, other: Load) -> str:
     """How two loads of one name differ, where they do."""
-    match one, other:
-        case OpenLoop(), OpenLoop() if one.duration_s != other.duration_s:
-            difference = f"for {one.duration_s:g} s and for {other.duration_s:g} s"
-        case TraceReplay(), TraceReplay() if one.path != other.path:
-            difference = f"from {one.path} and from {other.path}"
+    match load, other:
+        case OpenLoop(), OpenLoop() if load.duration_s != other.duration_s:
+            difference = f"for {load.duration_s:g} s and for {other.duration_s:g} s"
+        case TraceReplay(), TraceReplay() if load.path != other.path:
+            difference = f"from {load.path} and from {other.path}"
         case _:
             return ""
     return f", {difference}: a load's name does not tell them apart; measure them in two runs"
@@ -186,7 +186,7 @@ def schedule_seed(stage: StagePlan, seed: int) -> str:
 
 
 def arrivals_of(stage: StagePlan, seed: int) -> tuple[Arrival, ...]:
-    """What an open loop or a trace sends when, warm-up first.
+    """What an open loop or a recorded trace sends when, warm-up first.
 
     Raises:
         ValueError: the schedule holds fewer requests than the plan.

@@ -83,10 +83,10 @@ def _kept(run: RunFile) -> tuple[StageRun, ...]:
 
 def differences(then: Mapping[str, Any], today: Mapping[str, Any]) -> list[str]:
     """What differs between two descriptions of a lab, each by its key and both values."""
-    found = find_differences(then, today, absent="not there", opens_lists=True)
+    different = find_differences(then, today, absent="not there", opens_lists=True)
     return [
         f"{each.name} was {each.a}, is {each.b}"
-        for each in sorted(found, key=lambda each: each.name)
+        for each in sorted(different, key=lambda each: each.name)
         if each.name not in PLACES
     ]
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.client import lab
-from loadtest.run.directory import TRACES_DIR, StageTrace
-from loadtest.run.plan import TRACE_MARGIN_S, StagePlan
+from loadtest.run.directory import STEP_TRACES_DIR, StageTrace
+from loadtest.run.plan import STEP_TRACE_MARGIN_S, StagePlan
 from loadtest.run.sender import slug
 from serving.tracing.chrome_trace import write_chrome_trace
 from serving.tracing.recording import Fetched, RecordingError, StepRecording, fetch_trace, recording
@@ -27,7 +27,7 @@ class TracedStage:
 
 
 @contextmanager
-def tracing(stage: StagePlan, base_url: str, directory: Path) -> Iterator[TracedStage]:
+def tracing_steps(stage: StagePlan, base_url: str, directory: Path) -> Iterator[TracedStage]:
     """Record the stage's lane during the block, and write what was recorded into the run's directory.
 
     A stage runs all the same when its lane cannot be recorded: its trace says why.
@@ -36,10 +36,10 @@ def tracing(stage: StagePlan, base_url: str, directory: Path) -> Iterator[Traced
     with ExitStack() as stack:
         try:
             description = lab.describe_lab(base_url)
-            urls = [one["url"] for one in description["replicas"] if one["lane"] == stage.lane]
+            urls = [replica["url"] for replica in description["replicas"] if replica["lane"] == stage.lane]
             most = MAX_EVENTS // max(1, len(urls))
             started = stack.enter_context(
-                recording(urls, limit_s=stage.max_stage_s + TRACE_MARGIN_S, max_events=most)
+                recording(urls, limit_s=stage.max_stage_s + STEP_TRACE_MARGIN_S, max_events=most)
             )
         except (lab.LabError, RecordingError) as error:
             yield traced
@@ -69,7 +69,7 @@ def _write(
     faults = [*_missing_steps(fetched), *faults, *fetched.missing_spans]
     if not fetched.trace.header.spans_complete:
         faults.append("a gateway had more requests than it remembers: the first ones are missing")
-    path = directory / TRACES_DIR / f"{slug(stage.key)}.jsonl"
+    path = directory / STEP_TRACES_DIR / f"{slug(stage.key)}.jsonl"
     shown = path.with_suffix(".json")
     try:
         path.parent.mkdir(exist_ok=True)

@@ -12,7 +12,7 @@ from loadtest.client.sse_client import StreamingClient
 from loadtest.judge.slo import Slo, can_still_hold
 from loadtest.offer.load import Arrival, ClosedLoop
 from loadtest.run.dispatch import Connections, keep_schedule
-from loadtest.run.exporter import Place
+from loadtest.run.exporter import LaneWorkload
 from loadtest.run.plan import StagePlan, arrivals_of
 from loadtest.run.sender import Sender
 
@@ -56,7 +56,7 @@ class Traffic:
         return len(self.records)
 
     @property
-    def place(self) -> Place:
+    def lane_workload(self) -> LaneWorkload:
         return self.plan.lane, self.plan.workload
 
     @property

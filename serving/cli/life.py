@@ -204,7 +204,7 @@ def _up_detached(lab: LabConfig, path: Path, timeout_s: float, options: Sequence
             timeout_s=timeout_s + DETACHED_MARGIN_S,
             say=say,
         )
-    say_err(f"ready in {state.age_s:.0f} s: {state.url}, lanes {', '.join(one.name for one in lab.lanes)}")
+    say_err(f"ready in {state.age_s:.0f} s: {state.url}, lanes {', '.join(lane.name for lane in lab.lanes)}")
     say_err(f"log: {state.log_path}; `tandem down` stops it")
 
 

@@ -26,29 +26,29 @@ MAX_GROUPS_SHOWN = 12
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")
 def status(as_json: bool) -> None:
     """Show the lab's lanes and replicas. Exit code 0 only when it is ready; see `tandem --help`."""
-    found = control.look()
+    standing = control.look()
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        click.echo(json.dumps(standing, indent=2))
     else:
-        _show_status(found)
-    if found["state"] in ("not_running", "died", "unreachable"):
+        _show_status(standing)
+    if standing["state"] in ("not_running", "died", "unreachable"):
         end(ExitCode.NOT_RUNNING)
-    if found["state"] != "ready":
+    if standing["state"] != "ready":
         end(ExitCode.FAILED)
 
 
-def _show_status(found: dict[str, Any]) -> None:
-    state = found["state"]
+def _show_status(standing: dict[str, Any]) -> None:
+    state = standing["state"]
     if state == "not_running":
         click.echo("no lab is running; `tandem up --detach` starts one")
     elif state == "died":
-        click.echo(f"the lab's supervisor (pid {found['pid']}) died; `tandem down` cleans up what it left")
+        click.echo(f"the lab's supervisor (pid {standing['pid']}) died; `tandem down` cleans up what it left")
     else:
-        click.echo(f"{state}, up for {found['age_s']:.0f} s, {found['url']}, {found['config_path']}")
+        click.echo(f"{state}, up for {standing['age_s']:.0f} s, {standing['url']}, {standing['config_path']}")
         if state != "ready":
-            click.echo(found["progress"])
-    if found["scheduler"] is not None:
-        show_scheduler(found["scheduler"])
+            click.echo(standing["progress"])
+    if standing["scheduler"] is not None:
+        show_scheduler(standing["scheduler"])
 
 
 def show_scheduler(scheduler: dict[str, Any]) -> None:
@@ -86,11 +86,11 @@ def lane_table(scheduler: dict[str, Any]) -> Table:
         table.add_column(heading, no_wrap=True)
     for lane in scheduler["lanes"]:
         own = (lane["lane"], lane["strategy"], str(sum(group["requests"] for group in lane["waiting"])))
-        for one in lane["replicas"]:
-            running = f"{one['running']} of {one['max_running']}"
-            ready = "yes" if one["breaker"] == "closed" else f"breaker {one['breaker']}"
-            tokens = str(one["outstanding_tokens"])
-            table.add_row(*own, one["replica"], ready, running, tokens)
+        for replica in lane["replicas"]:
+            running = f"{replica['running']} of {replica['max_running']}"
+            ready = "yes" if replica["breaker"] == "closed" else f"breaker {replica['breaker']}"
+            tokens = str(replica["outstanding_tokens"])
+            table.add_row(*own, replica["replica"], ready, running, tokens)
         if not lane["replicas"]:
             table.add_row(*own, "-", "no", "-", "-")
     return table
@@ -135,11 +135,11 @@ def watch_verb(base_url: str | None, once: bool, seconds: float | None, as_json:
             else:
                 shown = watch.frames(url, fetch, wait, window_s=seconds or watch.WINDOW_S)
             if as_json:
-                for one in shown:
-                    click.echo(watch.as_json(one))
+                for frame in shown:
+                    click.echo(watch.as_json(frame))
             elif once:
-                for one in shown:
-                    Console().print(watch.picture(one, url))
+                for frame in shown:
+                    Console().print(watch.picture(frame, url))
             else:
                 watch.show(shown, url, Console())
     except (OSError, ValueError) as error:

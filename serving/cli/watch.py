@@ -296,8 +296,8 @@ def as_json(shown: Frame) -> str:
 def show(shown: Iterable[Frame], base_url: str, console: Console) -> None:
     """Draw frames in place until there are no more."""
     with Live(console=console, auto_refresh=False, screen=False) as live:
-        for one in shown:
-            live.update(picture(one, base_url), refresh=True)
+        for next_frame in shown:
+            live.update(picture(next_frame, base_url), refresh=True)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from serving.core.errors import AlreadyRunningError, StartFailedError
 from serving.core.http_get import GetError, get
 from serving.lab import state as lab_state
 from serving.lab.cleanup import KILL_LIMIT_S, POLL_S, RUN_ID_VARIABLE, clean_up, sweep
-from serving.lab.state import LabState, Phase
+from serving.lab.state import LabPhase, LabState
 from serving.progress import Say
 
 ABANDON_LIMIT_S = 60.0
@@ -74,7 +74,7 @@ def _follow(child: psutil.Process, log_path: Path, timeout_s: float, say: Say) -
     while (code := _exit_code(child)) is None:
         state = lab_state.read(log_path.parent)
         if state is not None and state.pid == child.pid:
-            if state.phase is Phase.READY:
+            if state.phase is LabPhase.READY:
                 return state
             say(state.progress)
         if time.monotonic() > give_up_at_s:
@@ -185,7 +185,7 @@ def look() -> dict[str, Any]:
         "age_s": round(state.age_s, 1),
         "scheduler": None,
     }
-    if standing["state"] == Phase.READY:
+    if standing["state"] == LabPhase.READY:
         try:
             fetch = reader(state.url)
             fetch(state.url + "/health")

@@ -19,7 +19,7 @@ from pathlib import Path
 from serving.core.errors import AlreadyRunningError, TandemError
 
 
-class Phase(StrEnum):
+class LabPhase(StrEnum):
     """Where a lab is in its life."""
 
     STARTING = "starting"
@@ -53,7 +53,7 @@ class LabState:
     host: str
     ports: tuple[int, ...]
     log_path: str | None
-    phase: Phase
+    phase: LabPhase
     progress: str
     started_at_s: float
     address: str | None = None
@@ -92,7 +92,7 @@ def read(directory: Path) -> LabState | None:
     path = directory / "lab.json"
     try:
         data = json.loads(path.read_text())
-        return LabState(**{**data, "phase": Phase(data["phase"]), "ports": tuple(data["ports"])})
+        return LabState(**{**data, "phase": LabPhase(data["phase"]), "ports": tuple(data["ports"])})
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError) as error:

@@ -23,7 +23,7 @@ from serving.core.errors import StartFailedError
 from serving.lab import state as lab_state
 from serving.lab.cleanup import GRACE_S, RUN_ID_VARIABLE, clean_up, clear_stale, pids_of
 from serving.lab.shared_memory import Watch
-from serving.lab.state import LabState, Phase
+from serving.lab.state import LabPhase, LabState
 from serving.machine import port_fault
 from serving.progress import Say
 
@@ -131,7 +131,7 @@ class _StateFile:
         self._directory = directory
         self.state = state
 
-    def update(self, phase: Phase, progress: str) -> None:
+    def update(self, phase: LabPhase, progress: str) -> None:
         if (phase, progress) != (self.state.phase, self.state.progress):
             self.state = replace(self.state, phase=phase, progress=progress)
             lab_state.write(self._directory, self.state)
@@ -191,7 +191,7 @@ def supervise(
                         # `ray.init` sets a SIGTERM handler of its own.
                         signals.install()
                         signals.check()
-                        _update(file, say, Phase.STARTING, text)
+                        _update(file, say, LabPhase.STARTING, text)
 
                     report("loading Ray")
                     lab = load_lab()
@@ -200,7 +200,7 @@ def supervise(
                     signals.install()
                     signals.check()
                     signals.limit(0)
-                file.update(Phase.READY, "ready")
+                file.update(LabPhase.READY, "ready")
                 announce(f"ready in {file.state.age_s:.0f} s: {file.state.url}")
                 announce("Ctrl-C or `tandem down` stops it")
                 while True:
@@ -215,7 +215,7 @@ def supervise(
                         f"not ready within {start_timeout_s:g} s (--timeout-s); "
                         f"last progress: {file.state.progress}"
                     ) from None
-                if file.state.phase is Phase.STARTING:
+                if file.state.phase is LabPhase.STARTING:
                     raise
             finally:
                 signals.disarm()
@@ -224,7 +224,7 @@ def supervise(
                 announce("stopped")
 
 
-def _update(file: _StateFile, say: Say, phase: Phase, text: str) -> None:
+def _update(file: _StateFile, say: Say, phase: LabPhase, text: str) -> None:
     file.update(phase, text)
     say(text)
 
@@ -243,7 +243,7 @@ def _first_state(
         host=config.gateway.host,
         ports=(config.gateway.port,),
         log_path=str(log_path) if log_path else None,
-        phase=Phase.STARTING,
+        phase=LabPhase.STARTING,
         progress="",
         started_at_s=time.time(),
         address=address,
@@ -253,7 +253,7 @@ def _first_state(
 def _stop(
     lab: Lab | None, file: _StateFile, watch: Watch, signals: _StopSignals, say: Say, limit_s: float
 ) -> None:
-    _update(file, say, Phase.STOPPING, "stopping: draining and shutting down")
+    _update(file, say, LabPhase.STOPPING, "stopping: draining and shutting down")
     grace_s = GRACE_S
     watch.look()
     try:

@@ -115,10 +115,10 @@ def recording(
             started.append(_start(url, asked))
         yield started
     except BaseException:
-        for one in started:
+        for step_recording in started:
             # One that cannot be told ends by itself; one that was fetched is over.
             with contextlib.suppress(RecordingError):
-                one.discard()
+                step_recording.discard()
         raise
 
 
@@ -197,9 +197,9 @@ def _fetch_steps(
     replicas: list[TracedReplica] = []
     steps: list[StepEvent] = []
     missing: list[RecordingError] = []
-    for one in recordings:
+    for step_recording in recordings:
         try:
-            replica, events = one.fetch()
+            replica, events = step_recording.fetch()
         except RecordingError as error:
             missing.append(error)
             continue
@@ -209,15 +209,15 @@ def _fetch_steps(
 
 
 def _fetch_spans(gateways: Iterable[str], since_ns: int) -> tuple[list[GatewaySpans], list[str]]:
-    found: list[GatewaySpans] = []
+    spans: list[GatewaySpans] = []
     missing: list[str] = []
     for address in gateways:
         try:
             page = get(f"http://{address}/tandem/spans?since_ns={since_ns}")
-            found.append(msgspec.json.decode(page, type=GatewaySpans))
+            spans.append(msgspec.json.decode(page, type=GatewaySpans))
         except (GetError, msgspec.DecodeError) as error:
             missing.append(f"gateway at {address}: its requests are missing: {error}")
-    return found, missing
+    return spans, missing
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from rich.console import Console
 from serving.cli import show
 from serving.core.exit_codes import ExitCode
 from serving.lab import control
-from serving.lab.state import Phase
+from serving.lab.state import LabPhase
 from tests.unit.cli.verb_runs import run, write_state
 
 
@@ -31,7 +31,7 @@ def test_status_of_a_dead_supervisor_is_3_and_says_what_to_do() -> None:
 
 
 def test_status_while_starting_is_1_with_the_progress() -> None:
-    write_state(Phase.STARTING)
+    write_state(LabPhase.STARTING)
     result = run("status", "--json")
     assert result.exit_code == 1
     found = json.loads(result.stdout)

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from serving.cli.verbs import tandem
 from serving.lab import state as lab_state
-from serving.lab.state import LabState, Phase
+from serving.lab.state import LabPhase, LabState
 
 CHECKOUT = Path(__file__).parents[3]
 LAB = """\
@@ -25,7 +25,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(tandem, arguments)
 
 
-def write_state(phase: Phase = Phase.READY, *, alive: bool = True) -> LabState:
+def write_state(phase: LabPhase = LabPhase.READY, *, alive: bool = True) -> LabState:
     ticks = lab_state.process_start_ticks(os.getpid())
     assert ticks is not None
     state = LabState(

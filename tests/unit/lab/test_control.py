@@ -22,7 +22,7 @@ from serving.lab import cleanup, control
 from serving.lab import state as lab_state
 from serving.lab.cleanup import RUN_ID_VARIABLE, SweepError, clean_up, clear_stale, processes_of, sweep
 from serving.lab.shared_memory import SHM_DIR, recorded
-from serving.lab.state import LabState, Phase
+from serving.lab.state import LabPhase, LabState
 
 CHECKOUT = Path(__file__).parents[3]
 SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
@@ -112,7 +112,7 @@ def test_detached_start_then_down(run_id: str, port: int, state_dir: Path) -> No
         timeout_s=60,
         say=ignore,
     )
-    assert (state.phase, state.url, state.run_id) == (Phase.READY, f"http://127.0.0.1:{port}", run_id)
+    assert (state.phase, state.url, state.run_id) == (LabPhase.READY, f"http://127.0.0.1:{port}", run_id)
     assert state.is_alive
     assert os.getsid(state.pid) == state.pid
     assert len(processes_of(run_id)) == 2  # the supervisor and the process that its lab started
@@ -128,7 +128,7 @@ def test_what_a_dead_supervisor_left_on_a_cluster_is_taken_down(
     address: str | None, run_id: str, port: int, state_dir: Path
 ) -> None:
     dead = LabState(
-        os.getpid(), 0, run_id, "c", "u", "127.0.0.1", (port,), None, Phase.READY, "", 0.0, address
+        os.getpid(), 0, run_id, "c", "u", "127.0.0.1", (port,), None, LabPhase.READY, "", 0.0, address
     )
     state_dir.mkdir(exist_ok=True)
     lab_state.write(state_dir, dead)
@@ -144,7 +144,7 @@ def test_a_start_does_not_forget_what_still_runs_on_a_cluster(
 ) -> None:
     state_dir.mkdir(exist_ok=True)
     dead = LabState(
-        os.getpid(), 0, "before", "c", "u", "127.0.0.1", (port,), None, Phase.READY, "", 0.0, "auto"
+        os.getpid(), 0, "before", "c", "u", "127.0.0.1", (port,), None, LabPhase.READY, "", 0.0, "auto"
     )
     lab_state.write(state_dir, dead)
     with socket.socket() as gateway:
@@ -180,7 +180,7 @@ def test_a_port_that_stays_taken_is_a_fault_where_the_lab_had_the_machine_to_its
 ) -> None:
     monkeypatch.setattr(cleanup, "PORT_LIMIT_S", 0)
     state = LabState(
-        1, 2, run_id, "c", "u", "127.0.0.1", (port,), None, Phase.STOPPING, "", 0.0, address=address
+        1, 2, run_id, "c", "u", "127.0.0.1", (port,), None, LabPhase.STOPPING, "", 0.0, address=address
     )
     said: list[str] = []
     with socket.create_server(("127.0.0.1", port)):
@@ -397,9 +397,9 @@ def test_the_sweep_of_an_unknown_run_ends_nothing() -> None:
 def test_a_process_is_known_by_pid_and_start(state_dir: Path) -> None:
     ticks = lab_state.process_start_ticks(os.getpid())
     assert ticks is not None
-    state = LabState(os.getpid(), ticks, "r", "c", "u", "h", (1,), None, Phase.READY, "", 0.0)
+    state = LabState(os.getpid(), ticks, "r", "c", "u", "h", (1,), None, LabPhase.READY, "", 0.0)
     assert state.is_alive
-    impostor = LabState(os.getpid(), ticks - 1, "r", "c", "u", "h", (1,), None, Phase.READY, "", 0.0)
+    impostor = LabState(os.getpid(), ticks - 1, "r", "c", "u", "h", (1,), None, LabPhase.READY, "", 0.0)
     assert not impostor.is_alive
 
 
@@ -423,7 +423,7 @@ def test_start_ticks_of_a_command_with_brackets_and_of_the_dead(tmp_path: Path) 
 
 def test_state_survives_the_file(state_dir: Path) -> None:
     state_dir.mkdir()
-    state = LabState(1, 2, "r", "/lab.yaml", "http://h:1", "h", (1, 2), None, Phase.STOPPING, "text", 3.5)
+    state = LabState(1, 2, "r", "/lab.yaml", "http://h:1", "h", (1, 2), None, LabPhase.STOPPING, "text", 3.5)
     lab_state.write(state_dir, state)
     assert lab_state.read(state_dir) == state
     assert [path.name for path in state_dir.iterdir()] == ["lab.json"]

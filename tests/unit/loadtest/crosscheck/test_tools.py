@@ -10,24 +10,24 @@ from pathlib import Path
 import pytest
 
 from loadtest.crosscheck.figures import Figures
-from loadtest.crosscheck.run import Load, Measured, NotMeasured, Profile, measure
+from loadtest.crosscheck.run import Measured, NotMeasured, OfferedStreams, Profile, measure
 from loadtest.crosscheck.table import closest, figures_table, names_table, outside_tolerance
-from loadtest.crosscheck.tools import Job, Named, Tool, tools
+from loadtest.crosscheck.tools import Named, Tool, ToolRun, tools
 
 TRUE = Figures(80, 300.0, 350.0, 10.0, 40.0, 41.0, 240.0, 4.0)
 
 
-def job(tmp_path: Path) -> Job:
+def tool_run(tmp_path: Path) -> ToolRun:
     tokenizer = tmp_path / "checkpoint"
     tokenizer.mkdir()
     (tokenizer / "tokenizer.json").write_text("{}")
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    return Job("http://127.0.0.1:1", 4.5, 80, 64, 32, 7, tokenizer, scratch)
+    return ToolRun("http://127.0.0.1:1", 4.5, 80, 64, 32, 7, tokenizer, scratch)
 
 
 def test_each_tool_is_told_the_same_load(tmp_path: Path) -> None:
-    one = job(tmp_path)
+    one = tool_run(tmp_path)
     for tool in tools():
         words = " ".join(tool.command(one)).replace("=", " ").replace(",", " ").split()
         for wanted in ("4.5", "80", "64", "7"):
@@ -36,7 +36,7 @@ def test_each_tool_is_told_the_same_load(tmp_path: Path) -> None:
 
 
 def test_aiperf_finds_the_tokenizer_where_a_hub_would_have_left_it(tmp_path: Path) -> None:
-    one = job(tmp_path)
+    one = tool_run(tmp_path)
     next(tool for tool in tools() if tool.name == "aiperf").command(one)
     (found,) = (one.scratch / "hub").glob("models--tandem--tokenizer/snapshots/*/tokenizer.json")
     assert found.read_text() == "{}"
@@ -92,7 +92,7 @@ def test_aiperfs_inter_chunk_latency_is_our_gap(tmp_path: Path) -> None:
 
 # A tool that does not work
 
-LOAD = Load(rate_per_s=4, requests=2, output_tokens=2, prompt_tokens=2, seed=1)
+LOAD = OfferedStreams(rate_per_s=4, requests=2, output_tokens=2, prompt_tokens=2, seed=1)
 
 
 def failing(python: Path, code: str = "") -> Tool:
@@ -117,8 +117,8 @@ def test_a_tool_that_fails_or_sends_nothing_is_not_measured(tmp_path: Path, code
 
 def test_ours_is_measured_against_a_real_engine(tmp_path: Path) -> None:
     quick = Profile(tokens_per_chunk=2, ttft_ms=20, step_ms=5)
-    load = Load(rate_per_s=50, requests=6, output_tokens=8, prompt_tokens=2, seed=1)
-    result = measure(tools()[0], quick, load, tmp_path)
+    offered = OfferedStreams(rate_per_s=50, requests=6, output_tokens=8, prompt_tokens=2, seed=1)
+    result = measure(tools()[0], quick, offered, tmp_path)
     assert isinstance(result, Measured), result
     assert (result.reported.requests, result.sent.requests) == (6, 6)
     assert result.sent.tpot_mean_ms is not None

@@ -10,7 +10,14 @@ from dataclasses import dataclass, replace
 import pytest
 
 from loadtest.by_hand.exporter import WorkerReport, Workers
-from loadtest.run.exporter import PORT_VARIABLE, LoadExporter, Place, Progress, ProgressCounter, ended_request
+from loadtest.run.exporter import (
+    PORT_VARIABLE,
+    LaneWorkload,
+    LoadExporter,
+    Progress,
+    ProgressCounter,
+    ended_request,
+)
 from serving.core.request import Outcome
 from tests.unit.loadtest.runs import record
 
@@ -21,7 +28,7 @@ class Load:
 
     num_dispatched: int = 0
     num_busy: int = 0
-    place: Place = ("batched", "copy")
+    lane_workload: LaneWorkload = ("batched", "copy")
 
 
 class Clock:

@@ -17,7 +17,7 @@ from loadtest.run import stage_trace
 from loadtest.run.directory import StageTrace
 from loadtest.run.experiment import check
 from loadtest.run.plan import Plan, StagePlan
-from loadtest.run.stage_trace import tracing
+from loadtest.run.stage_trace import tracing_steps
 from serving.tracing.recording import recording
 from serving.tracing.trace_file import Trace, read_trace
 from tests.unit.loadtest.lesson.scripted_lab import ScriptedLab, scripted_lab
@@ -39,7 +39,7 @@ def complete(lab: ScriptedLab, lane: str, tokens: int) -> None:
 def test_the_stage_s_lane_is_recorded_and_written_for_programs_and_viewers(
     lab: ScriptedLab, tmp_path: Path
 ) -> None:
-    with tracing(STAGE, lab.url, tmp_path) as traced:
+    with tracing_steps(STAGE, lab.url, tmp_path) as traced:
         assert lab.started == ["batched"]
         complete(lab, "batched-lane", 5)
     assert lab.stopped == ["batched"]
@@ -56,7 +56,7 @@ def test_the_stage_s_lane_is_recorded_and_written_for_programs_and_viewers(
 
 def test_a_bound_that_was_reached_is_said(lab: ScriptedLab, tmp_path: Path) -> None:
     lab.lost_events = 7
-    with tracing(STAGE, lab.url, tmp_path) as traced:
+    with tracing_steps(STAGE, lab.url, tmp_path) as traced:
         complete(lab, "batched-lane", 2)
     assert traced.trace is not None
     (fault,) = traced.trace.faults
@@ -68,7 +68,7 @@ def test_a_bound_that_was_reached_is_said(lab: ScriptedLab, tmp_path: Path) -> N
 def test_a_stage_that_cannot_be_recorded_runs_and_says_why(lab: ScriptedLab, tmp_path: Path) -> None:
     lab.refuses_recordings = 409
     ran = []
-    with tracing(STAGE, lab.url, tmp_path) as traced:
+    with tracing_steps(STAGE, lab.url, tmp_path) as traced:
         ran.append(1)
     assert ran == [1]
     assert traced.trace is not None
@@ -79,7 +79,7 @@ def test_a_stage_that_cannot_be_recorded_runs_and_says_why(lab: ScriptedLab, tmp
 
 def test_a_lab_that_is_gone_afterwards_is_no_reason_to_lose_the_stage(tmp_path: Path) -> None:
     with scripted_lab(ScriptedLab()) as lab:
-        entered = tracing(STAGE, lab.url, tmp_path)
+        entered = tracing_steps(STAGE, lab.url, tmp_path)
         traced = entered.__enter__()
         complete(lab, "batched-lane", 2)
     entered.__exit__(None, None, None)
@@ -96,7 +96,7 @@ def test_a_trace_that_finds_the_disk_full_is_no_reason_to_lose_the_stage(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(stage_trace, "write_chrome_trace", fill)
-    with tracing(STAGE, lab.url, tmp_path) as traced:
+    with tracing_steps(STAGE, lab.url, tmp_path) as traced:
         complete(lab, "batched-lane", 2)
     path = tmp_path / "traces" / "batched-lane-copy-1-user.jsonl"
     assert traced.trace == StageTrace(None, (f"{path}: cannot be written: No space left on device",))
@@ -104,14 +104,14 @@ def test_a_trace_that_finds_the_disk_full_is_no_reason_to_lose_the_stage(
 
 
 def test_a_stage_that_fails_leaves_no_recording(lab: ScriptedLab, tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), tracing(STAGE, lab.url, tmp_path):
+    with pytest.raises(ZeroDivisionError), tracing_steps(STAGE, lab.url, tmp_path):
         raise ZeroDivisionError
     assert lab.started == lab.stopped == ["batched"]
 
 
 def test_events_that_did_not_all_come_are_none(lab: ScriptedLab, tmp_path: Path) -> None:
     lab.cut_off_events = 1
-    with tracing(STAGE, lab.url, tmp_path) as traced:
+    with tracing_steps(STAGE, lab.url, tmp_path) as traced:
         complete(lab, "batched-lane", 3)
     assert traced.trace is not None
     assert traced.trace.faults == ("replica batched-1: 2 of 3 step events came",)
