@@ -1,4 +1,7 @@
-"""Where speculation stops paying: speculative lanes against the batched lane, level by level."""
+"""Where speculation stops paying: speculative lanes against the batched lane, level by level.
+
+What is said of a level rests on the interval of its ratio (`judge/settled.py`), never on the ratio alone.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,19 @@ from itertools import pairwise
 
 from loadtest.analysis.summary import Crossing, Crossover, SpeedUp, StageSummary, Verdict
 from loadtest.judge.estimate import Estimate
+from loadtest.judge.settled import Standing, ratios_by_level, smallest_settled, standing
 from loadtest.offer.load import ClosedLoop, Load, OpenLoop
 from serving.core.lane import Strategy
+
+Pairs = Mapping[float, tuple[StageSummary, StageSummary]]
+"""The speculative lane's stage and the baseline's, by level, rising."""
 
 
 def find_crossovers(stages: Sequence[StageSummary], strategies: Mapping[str, str]) -> tuple[Crossover, ...]:
     """Each speculative lane against the first batched lane, by workload and kind of load; where both ran.
 
-    Lanes are compared at equal load. A trace has no levels, so it has no crossover.
+    Lanes are compared at equal load. A trace has no levels, so it has no crossover. A level with a stage that may not
+    be used, or was cut, is left out.
 
     Args:
         strategies: decoding strategy by lane, in the order of the lanes.
@@ -48,34 +56,54 @@ def _level(load: Load) -> tuple[float, str] | None:
     return None
 
 
-def find_crossing(ratios: Sequence[tuple[float, float | None]]) -> Crossing:
-    """Where a ratio, given by rising level, crosses 1. Exactly 1 counts as not paying."""
-    known = [(level, ratio) for level, ratio in ratios if ratio is not None]
-    if not known:
-        return Crossing(Verdict.UNKNOWN, ())
-    crossings = tuple(_interpolate(a, b) for a, b in pairwise(known) if (a[1] > 1) != (b[1] > 1))
-    pays_first = known[0][1] > 1
-    if not crossings:
-        return Crossing(Verdict.ALWAYS if pays_first else Verdict.NEVER, ())
-    if len(crossings) > 1:
-        return Crossing(Verdict.MIXED, crossings)
-    return Crossing(Verdict.UP_TO if pays_first else Verdict.FROM, crossings)
+def find_crossing(ratios: Sequence[tuple[float, Estimate | None]]) -> Crossing:
+    """What may be said of ratios by rising level: where they are above 1, below it, and not told apart from it."""
+    by_standing = {
+        wanted: tuple(level for level, ratio in ratios if standing(ratio) is wanted) for wanted in Standing
+    }
+    settled = [
+        (level, ratio)
+        for level, ratio in ratios
+        if ratio and standing(ratio) in (Standing.ABOVE, Standing.BELOW)
+    ]
+    brackets = [(a, b) for a, b in pairwise(settled) if (a[1].value > 1) != (b[1].value > 1)]
+    return Crossing(
+        verdict=_verdict(by_standing, settled, len(brackets)),
+        pays=by_standing[Standing.ABOVE],
+        costs=by_standing[Standing.BELOW],
+        open=by_standing[Standing.OPEN],
+        levels=tuple(_interpolate(a, b) for a, b in brackets),
+    )
 
 
-def _compare(
-    workload: str,
-    lane: str,
-    baseline: str,
-    unit: str,
-    pairs: Mapping[float, tuple[StageSummary, StageSummary]],
-) -> Crossover:
+def _verdict(
+    by_standing: Mapping[Standing, Sequence[float]],
+    settled: Sequence[tuple[float, Estimate]],
+    num_crossings: int,
+) -> Verdict:
+    if not settled:
+        return Verdict.OPEN if by_standing[Standing.OPEN] else Verdict.UNKNOWN
+    pays_first = settled[0][1].value > 1
+    if num_crossings > 1:
+        return Verdict.MIXED
+    if num_crossings == 1:
+        return Verdict.UP_TO if pays_first else Verdict.FROM
+    if by_standing[Standing.OPEN]:
+        return Verdict.PARTLY
+    return Verdict.ALWAYS if pays_first else Verdict.NEVER
+
+
+def _compare(workload: str, lane: str, baseline: str, unit: str, pairs: Pairs) -> Crossover:
+    usable = {level: pair for level, pair in pairs.items() if all(map(_is_usable, pair))}
+    tpots = [_ratios(theirs.repeat_tpot_p50_s, ours.repeat_tpot_p50_s) for ours, theirs in usable.values()]
+    rates = [
+        _ratios(ours.repeat_tokens_per_s, theirs.repeat_tokens_per_s) for ours, theirs in usable.values()
+    ]
     speed_ups = tuple(
-        SpeedUp(
-            level=level,
-            tpot=_ratio(theirs.tpot_s.p50, ours.tpot_s.p50),
-            throughput=_ratio(ours.output_tokens_per_s, theirs.output_tokens_per_s),
+        SpeedUp(level, tpot, throughput)
+        for level, tpot, throughput in zip(
+            usable, ratios_by_level(tpots), ratios_by_level(rates), strict=True
         )
-        for level, (ours, theirs) in pairs.items()
     )
     return Crossover(
         workload=workload,
@@ -85,15 +113,24 @@ def _compare(
         speed_ups=speed_ups,
         tpot=find_crossing([(each.level, each.tpot) for each in speed_ups]),
         throughput=find_crossing([(each.level, each.throughput) for each in speed_ups]),
+        left_out=tuple(level for level in pairs if level not in usable),
+        smallest_tpot=smallest_settled(tpots),
+        smallest_throughput=smallest_settled(rates),
+        repeats=min((len(ratios) for ratios in tpots if ratios), default=0),
     )
 
 
-def _ratio(above: Estimate | None, below: Estimate | None) -> float | None:
-    return above.value / below.value if above is not None and below is not None and below.value else None
+def _is_usable(stage: StageSummary) -> bool:
+    return not stage.invalid and not stage.cut
 
 
-def _interpolate(low: tuple[float, float], high: tuple[float, float]) -> float:
+def _ratios(above: Sequence[float | None], below: Sequence[float | None]) -> list[float]:
+    """Repeat by repeat, for lanes take turns: what the machine did to one it did to the other."""
+    return [a / b for a, b in zip(above, below, strict=False) if a and b]
+
+
+def _interpolate(low: tuple[float, Estimate], high: tuple[float, Estimate]) -> float:
     """The level at which the ratio is 1: linear in the logarithm of the level, as the charts' axes are."""
     (low_level, low_ratio), (high_level, high_ratio) = low, high
-    share = (1 - low_ratio) / (high_ratio - low_ratio)
+    share = (1 - low_ratio.value) / (high_ratio.value - low_ratio.value)
     return math.exp(math.log(low_level) + share * (math.log(high_level) - math.log(low_level)))

@@ -15,13 +15,14 @@ from loadtest.analysis.client_view import achieved_per_s, offered_per_s, summari
 from loadtest.analysis.server_view import ServerView, add_speculation, agreements, view
 from loadtest.analysis.summary import Agreement, ClientSummary, Percentiles, StageSummary
 from loadtest.analysis.validity import invalid_reasons
+from loadtest.analysis.window import Window, ended_in, mean_in_flight, offered_s, steady_window, tokens_in
 from loadtest.client.health import ClientCeiling
 from loadtest.client.lab import Scrape
 from loadtest.client.record import ClientReason, RequestRecord
 from loadtest.judge.estimate import Estimate
 from loadtest.judge.intervals import mean_of_rates, percentile_estimate
 from loadtest.judge.slo import Slo, decided, evaluate
-from loadtest.offer.load import Load
+from loadtest.offer.load import ClosedLoop, Load
 from loadtest.run.directory import StageRun
 from serving.core.latency import (
     RequestTimeline,
@@ -44,20 +45,40 @@ class Repeat:
 
     Attributes:
         records: those that count.
-        warmup: those of the stage that do not; the server counted them all the same.
+        others: those of the stage that do not; the server counted them all the same.
+        window: its steady part; None when there is none.
     """
 
     stage: StageRun
     records: tuple[RequestRecord, ...]
-    warmup: tuple[RequestRecord, ...] = ()
+    others: tuple[RequestRecord, ...] = ()
+    window: Window | None = None
 
     @property
-    def window_s(self) -> float:
-        """First schedule to last finish, of any request; 0 without a record."""
-        if not self.records:
-            return 0.0
-        first_s = min(record.scheduled_at_s for record in self.records)
-        return max(record.finished_at_s for record in self.records) - first_s
+    def everything(self) -> tuple[RequestRecord, ...]:
+        return self.records + self.others
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Output tokens that came in the steady part / its length; None without one, or when nothing came."""
+        if self.window is None:
+            return None
+        return tokens_in(self.window, self.everything) / self.window.length_s or None
+
+    @property
+    def requests_per_s(self) -> float | None:
+        """How fast requests were served or, in an open loop, asked for; None where neither is known."""
+        if not isinstance(self.stage.plan.load, ClosedLoop):
+            span_s = offered_s(self.stage.plan, self.stage.started_at_s, self.everything)
+            return len(self.records) / span_s if span_s else None
+        if self.window is None:
+            return None
+        return ended_in(self.window, self.everything) / self.window.length_s
+
+    @property
+    def tpot_p50_s(self) -> float | None:
+        values_s = (tpot_s(record.timeline) for record in self.records if record.is_completed)
+        return percentile([value_s for value_s in values_s if value_s is not None], 50)
 
     @property
     def num_due(self) -> int:
@@ -67,11 +88,12 @@ class Repeat:
 
 def make_repeat(stage: StageRun, records: Iterable[RequestRecord]) -> Repeat:
     """A stage that ran, with all of its records."""
-    all_records = tuple(records)
+    everything = tuple(records)
     return Repeat(
         stage,
-        tuple(record for record in all_records if not record.label.is_warmup),
-        tuple(record for record in all_records if record.label.is_warmup),
+        tuple(record for record in everything if record.label.counts),
+        tuple(record for record in everything if not record.label.counts),
+        steady_window(stage.plan, stage.started_at_s, everything),
     )
 
 
@@ -86,14 +108,14 @@ def summarize_stage(
     timelines = [record.timeline for record in completed]
     tokens = sum(record.output_tokens or 0 for record in completed)
     chunks = sum(len(record.chunk_at_s) for record in completed)
-    window_s = sum(repeat.window_s for repeat in repeats)
     views = [view(stage.before, stage.after, plan.lane) for stage in stages]
     drafted = _all_known([seen.speculation for seen in views])
     prefixes = _all_known([seen.prefix for seen in views])
     queries = sum(prefix.queries for prefix in prefixes)
     counts = reduce(add_speculation, drafted) if drafted else None
     agreed, invalid = _judge(repeats, views, ceiling)
-    rates = [rate for repeat in repeats if (rate := output_tokens_per_s(repeat.records)) is not None]
+    rates = _known(repeat.tokens_per_s for repeat in repeats)
+    served_per_s = _mean(_known(repeat.requests_per_s for repeat in repeats))
     return StageSummary(
         lane=plan.lane,
         workload=plan.workload,
@@ -102,11 +124,17 @@ def summarize_stage(
         requests=len(records),
         planned_requests=sum(stage.plan.requests for stage in stages),
         failures=len(records) - len(completed),
-        offered_per_s=_mean([rate for each in repeats if (rate := _offered_per_s(each)) is not None]),
+        offered_per_s=_mean(_known(_offered_per_s(each) for each in repeats)),
         achieved_per_s=_mean([achieved_per_s(plan.load, each.records) for each in repeats]) or 0.0,
         output_tokens_per_s=mean_of_rates(rates),
-        # Little's law, with each request's time from due to end.
-        mean_in_flight=_share(sum(e2e_latency_s(record.timeline) for record in records), window_s),
+        whole_tokens_per_s=_mean(_known(output_tokens_per_s(repeat.everything) for repeat in repeats)),
+        repeat_tokens_per_s=tuple(repeat.tokens_per_s for repeat in repeats),
+        repeat_tpot_p50_s=tuple(repeat.tpot_p50_s for repeat in repeats),
+        window_s=sum(repeat.window.length_s for repeat in repeats if repeat.window is not None),
+        mean_in_flight=_mean(
+            [mean_in_flight(each.window, each.everything) for each in repeats if each.window is not None]
+        )
+        or 0.0,
         ttft_s=_percentiles(ttft_s(timeline) for timeline in timelines),
         tpot_s=_percentiles(tpot for timeline in timelines if (tpot := tpot_s(timeline)) is not None),
         e2e_s=_percentiles(e2e_latency_s(timeline) for timeline in timelines),
@@ -124,7 +152,9 @@ def summarize_stage(
         ),
         cut=any(stage.is_cut for stage in stages),
         duration_s=sum(stage.finished_at_s - stage.started_at_s for stage in stages),
-        slo=evaluate(slo, records, window_s) if slo is not None and decided(slo, records) else None,
+        slo=evaluate(slo, records, served_per_s or 0.0)
+        if slo is not None and decided(slo, records)
+        else None,
         client=_client(plan.load, repeats, ceiling),
         agreements=agreed,
         invalid=invalid,
@@ -145,7 +175,7 @@ def _judge(
     for repeat, seen in zip(repeats, views, strict=True):
         plan = repeat.stage.plan
         prefix = f"repeat {plan.repeat + 1}: " if len(repeats) > 1 else ""
-        ours = agreements(seen, repeat.records + repeat.warmup)
+        ours = agreements(seen, repeat.everything)
         ttft = percentile([ttft_s(each.timeline) for each in repeat.records if each.is_completed], 50)
         reasons = invalid_reasons(
             _client(plan.load, [repeat], ceiling),
@@ -170,7 +200,7 @@ def _client(load: Load, repeats: Sequence[Repeat], ceiling: ClientCeiling | None
         [record for repeat in repeats for record in repeat.records],
         [repeat.stage.client for repeat in repeats if repeat.stage.client is not None],
         ceiling,
-        max((output_tokens_per_s(repeat.records) or 0.0 for repeat in repeats), default=None),
+        max((output_tokens_per_s(repeat.everything) or 0.0 for repeat in repeats), default=None),
     )
 
 
@@ -209,6 +239,10 @@ def _all_known(values: Sequence[_T | None]) -> list[_T]:
     return known if len(known) == len(values) else []
 
 
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
 def _mean(values: Sequence[float]) -> float | None:
     return fmean(values) if values else None
 
@@ -220,6 +254,8 @@ def _share(above: float, below: float) -> float:
 def _notes(repeat: Repeat) -> list[str]:
     stage, records = repeat.stage, repeat.records
     notes = list(dict.fromkeys(stage.before.errors + stage.after.errors))
+    if records and repeat.window is None:
+        notes.append("no steady part: no answer was whole before the load ended, so tokens/s are not known")
     if stage.trace is not None:
         notes += [f"trace: {fault}" for fault in stage.trace.faults]
     if stage.is_cut:

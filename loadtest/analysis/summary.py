@@ -68,12 +68,16 @@ class StageSummary:
     """A lane under a workload and a load, its repeats together.
 
     Attributes:
-        requests: records, warm-up left out; failures are among them.
+        requests: records of those that count; failures are among them.
         planned_requests: what the plan asked for; more than `requests` when the stage was cut.
         failures: records that did not complete, whatever the reason.
         offered_per_s: requests/s of the schedule; None in a closed loop.
         achieved_per_s: requests/s that the tool really began.
-        output_tokens_per_s: output tokens of completed requests / (last finish - first schedule).
+        output_tokens_per_s: output tokens that came in the steady part (`loadtest/analysis/window.py`) / its length.
+        whole_tokens_per_s: output tokens of completed requests / (last finish - first schedule), how the load came and
+            went included.
+        repeat_tokens_per_s, repeat_tpot_p50_s: of each repeat by itself.
+        window_s: length of the steady part, all repeats together.
         mean_in_flight: mean number of requests between due and end.
         tokens_per_chunk: output tokens / chunks with text.
         prefix_hit_rate: prompt tokens found in the engine's prefix cache / prompt tokens; None when not told.
@@ -93,6 +97,10 @@ class StageSummary:
     offered_per_s: float | None
     achieved_per_s: float
     output_tokens_per_s: Estimate | None
+    whole_tokens_per_s: float | None
+    repeat_tokens_per_s: tuple[float | None, ...]
+    repeat_tpot_p50_s: tuple[float | None, ...]
+    window_s: float
     mean_in_flight: float
     ttft_s: Percentiles
     tpot_s: Percentiles
@@ -145,13 +153,15 @@ class FailureCount:
 
 
 class Verdict(StrEnum):
-    """What the ratios say about the levels measured."""
+    """What the intervals of a ratio say about the levels measured."""
 
     ALWAYS = "pays at every level measured"
     NEVER = "pays at no level measured"
-    UP_TO = "pays at low concurrency, then no longer"
-    FROM = "pays at high concurrency only"
+    UP_TO = "pays at low levels, costs at high ones"
+    FROM = "costs at low levels, pays at high ones"
     MIXED = "crosses more than once"
+    PARTLY = "settled at some levels only"
+    OPEN = "cannot be told apart at any level"
     UNKNOWN = "not measured"
 
 
@@ -166,19 +176,23 @@ class SpeedUp:
     """
 
     level: float
-    tpot: float | None
-    throughput: float | None
+    tpot: Estimate | None
+    throughput: Estimate | None
 
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """Where one of the two ratios crosses 1.
+    """How one of the two ratios stands to 1.
 
     Attributes:
-        levels: those at which it does, interpolated on a log scale; empty when it never does.
+        pays, costs, open: levels at which its interval is above 1, below it, and holds it.
+        levels: where it crosses 1 between two settled levels, interpolated on a log scale; empty when it never does.
     """
 
     verdict: Verdict
+    pays: tuple[float, ...]
+    costs: tuple[float, ...]
+    open: tuple[float, ...]
     levels: tuple[float, ...]
 
 
@@ -188,6 +202,9 @@ class Crossover:
 
     Attributes:
         unit: of the levels: `users`, or `requests/s` and the process of arrivals.
+        left_out: levels with a stage that may not be used, or was cut.
+        smallest_tpot, smallest_throughput: the smallest speed-up that this many repeats of these stages can settle.
+        repeats: of each level; with 1 the intervals rest on an assumed difference between runs.
     """
 
     workload: str
@@ -197,6 +214,10 @@ class Crossover:
     speed_ups: tuple[SpeedUp, ...]
     tpot: Crossing
     throughput: Crossing
+    left_out: tuple[float, ...] = ()
+    smallest_tpot: float | None = None
+    smallest_throughput: float | None = None
+    repeats: int = 1
 
 
 @dataclass(frozen=True, slots=True)

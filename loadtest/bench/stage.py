@@ -1,4 +1,4 @@
-"""A stage: laid out, its lane warmed up, offered and judged meanwhile, collected."""
+"""A stage: its lane warmed up, laid out, offered and judged meanwhile, collected."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from loadtest.run.plan import StagePlan
 from loadtest.run.planning import time_left_s
 from loadtest.run.stage_trace import TracedStage, tracing_steps
 from loadtest.run.traffic import Traffic, WarmUp, make_traffic
+from serving.core.latency import e2e_latency_s
+
+MAX_COMING_S = 30.0  # of the users of a closed loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +67,8 @@ def run_stage(bench: Workbench, plan: StagePlan, place: StagePlace) -> Repeat | 
     """
     base_url = bench.plan.base_url
     with crowd() as users:
-        traffic = lay_out(bench, plan, users)
         warm_up(bench, plan)
+        traffic = lay_out(bench, plan, users)
         if bench.stop.is_set:
             return None
         with step_recording(bench, plan) as traced:
@@ -91,10 +94,16 @@ def lay_out(bench: Workbench, plan: StagePlan, users: Crowd) -> Traffic:
 
     def keep(record: RequestRecord) -> None:
         bench.keep(record)
-        if not record.label.is_warmup:
+        if record.label.counts:
             users.count(record)
 
-    return make_traffic(bench.sender, plan, keep, bench.max_in_flight)
+    return make_traffic(
+        bench.sender,
+        plan,
+        keep,
+        bench.max_in_flight,
+        come_within_s=min(MAX_COMING_S, bench.warm_up_s[plan.lane]),
+    )
 
 
 def warm_up(bench: Workbench, plan: StagePlan) -> None:
@@ -103,14 +112,14 @@ def warm_up(bench: Workbench, plan: StagePlan) -> None:
     Raises:
         RunWriteError: its record could not be written.
     """
-    if plan.lane in bench.warm_lanes:
+    if plan.lane in bench.warm_up_s:
         return
     bench.say(f"lane {plan.lane}: one request to warm up")
     before = lab.scrape(bench.plan.base_url)
     traffic = WarmUp(bench.sender, plan, bench.keep)
     with bench.stop.heard_by(traffic):
         traffic.run_user()
-    bench.warm_lanes.add(plan.lane)
+    bench.warm_up_s[plan.lane] = sum(e2e_latency_s(record.timeline) for record in traffic.records)
     # What the gateway counts late must not fall into the stage that follows.
     lab.scrape_at_rest(bench.plan.base_url, plan.lane, before, 1)
     bench.records.refuse_missing()

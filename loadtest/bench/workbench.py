@@ -70,7 +70,7 @@ class Workbench:
         live: how far the load is, for those who scrape.
         max_in_flight: requests that an open loop may have unanswered at once.
         line_every_s: how often progress is said.
-        warm_lanes: those that had their warm-up.
+        warm_up_s: how long the warm-up request of each lane took, of those that had it.
     """
 
     plan: Plan
@@ -85,7 +85,7 @@ class Workbench:
     say: Say
     max_in_flight: int
     line_every_s: float
-    warm_lanes: set[str] = field(default_factory=set)
+    warm_up_s: dict[str, float] = field(default_factory=dict)
 
     def keep(self, record: RequestRecord) -> None:
         """A request ended: to the file and to the live metrics. A record that is lost ends the stage."""

@@ -33,6 +33,7 @@ class ClientReason(StrEnum):
     NO_TEXT = "no_text"  # ended well, but without any text, so without a first token
     STAGE_TIME_UP = "stage_time_up"  # cancelled by the load tool: the stage reached its time box
     STAGE_HOPELESS = "stage_hopeless"  # cancelled by the load tool: the stage was decided before its end
+    STAGE_DONE = "stage_done"  # withdrawn by the load tool before its answer began: the stage had what counts
     INTERRUPTED = "interrupted"  # cancelled by the load tool: the user stopped the run
 
 
@@ -43,7 +44,9 @@ class RequestLabel:
     Attributes:
         stage: key of the stage, as `StagePlan.key` gives it.
         number: number of its prompt in the workload's order.
-        is_warmup: sent before the lane's first stage, and left out of every figure.
+        is_warmup: sent before what counts: before a lane's first stage, in the warm-up of an open loop, or while
+            the users of a closed loop were coming.
+        is_tail: sent after what counts, so that a closed loop stayed as it was until the last request ended.
     """
 
     request_id: str
@@ -52,6 +55,12 @@ class RequestLabel:
     stage: str
     number: int
     is_warmup: bool = False
+    is_tail: bool = False
+
+    @property
+    def counts(self) -> bool:
+        """It is in the figures; the others only keep the load as it is."""
+        return not (self.is_warmup or self.is_tail)
 
 
 @dataclass(frozen=True, slots=True)

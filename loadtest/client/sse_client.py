@@ -145,11 +145,12 @@ class StreamingClient:
             self._head += f"authorization: Bearer {settings.api_key}\r\n"
         self._connection: StampedConnection | None = None
         self._cancel_reason: ClientReason | None = None
+        self._attempt = _Attempt()  # the request in flight, or the last one
 
     def send(self, label: RequestLabel, body: dict[str, Any], scheduled_at_s: float) -> RequestRecord:
         """Send `body`, read the answer to its end, say how it went. Faults end in the record, not here."""
         dispatched_at_s = self._clock()
-        attempt = _Attempt()
+        attempt = self._attempt = _Attempt()
         outcome, reason, error = Outcome.COMPLETED, None, None
         try:
             self._exchange(label.request_id, body, attempt)
@@ -193,6 +194,11 @@ class StreamingClient:
         self._cancel_reason = reason
         if self._connection is not None:
             self._connection.shut_down()
+
+    def withdraw(self, reason: ClientReason) -> None:
+        """The same, unless the answer has begun: then it runs to its end."""
+        if self._attempt.first_byte_at_s is None:
+            self.cancel(reason)
 
     def close(self) -> None:
         """Close the connection; the next request opens a new one."""

@@ -139,10 +139,13 @@ def parse_slo(text: str) -> Slo:
     return Slo(text, limits, attainment)
 
 
-def evaluate(slo: Slo, records: Sequence[RequestRecord], duration_s: float) -> SloSummary:
-    """How requests kept an objective over `duration_s`. Those the user broke off say nothing and are left out.
+def evaluate(slo: Slo, records: Sequence[RequestRecord], requests_per_s: float) -> SloSummary:
+    """How requests kept an objective. Those the user broke off say nothing and are left out.
 
     Intervals: Wilson, which takes the requests for independent of each other.
+
+    Args:
+        requests_per_s: how fast they were served, or in an open loop asked for.
 
     Raises:
         ValueError: there is no request to judge.
@@ -154,15 +157,14 @@ def evaluate(slo: Slo, records: Sequence[RequestRecord], duration_s: float) -> S
     num_met = sum(map(slo.is_met_by, misses))
     broken = Counter(miss for each in misses for miss in each)
     attainment = wilson(num_met, len(judged))
-    per_s = len(judged) / duration_s if duration_s > 0 else 0.0
     low, high = attainment.low, attainment.high
     return SloSummary(
         attainment=attainment,
         # The share is uncertain; how many requests there were is not.
         goodput_per_s=Estimate(
-            attainment.value * per_s,
-            None if low is None else low * per_s,
-            None if high is None else high * per_s,
+            attainment.value * requests_per_s,
+            None if low is None else low * requests_per_s,
+            None if high is None else high * requests_per_s,
         ),
         holds=slo.holds(num_met, broken, len(judged)),
         misses=dict(broken),

@@ -36,6 +36,11 @@ class Connections:
         for client in list(self._all):
             client.cancel(reason)
 
+    def withdraw(self, reason: ClientReason) -> None:
+        """End every request whose answer has not begun."""
+        for client in self._all.difference(self._free):
+            client.withdraw(reason)
+
     def close(self) -> None:
         """Close those that are free."""
         for client in self._free:

@@ -34,7 +34,8 @@ class StagePlan:
 
     Attributes:
         load: users in a closed loop, arrivals at a rate, or a recorded trace.
-        requests: how many are sent and counted; in a closed loop at least one for each user.
+        requests: how many count; in a closed loop at least one for each user. A closed loop sends more: the first
+            of each user while they are coming, and others until the last that counts has ended.
         first_prompt: number of the first prompt; the stage uses the next ones from there on.
         max_stage_s: time box; a stage that reaches it is cut and marked.
         estimated_s: how long it should take.
@@ -86,9 +87,22 @@ class StagePlan:
         return self.group + (f"/repeat {self.repeat + 1}" if self.repeat else "")
 
     @property
+    def num_before(self) -> int:
+        """Requests sent before those that count."""
+        return self.load.users if isinstance(self.load, ClosedLoop) else self.warmup_requests
+
+    def prompt_of(self, offset: int) -> int:
+        """Number of the prompt of the stage's request `offset`, from 0; those after what counts share a few."""
+        counted_end = self.num_before + self.requests
+        return self.first_prompt + (
+            offset if offset < counted_end else counted_end + (offset - counted_end) % self.num_before
+        )
+
+    @property
     def prompts_end(self) -> int:
         """Number just past the last prompt that the stage uses."""
-        return self.first_prompt + self.warmup_requests + self.requests
+        num_after = self.num_before if isinstance(self.load, ClosedLoop) else 0
+        return self.first_prompt + self.num_before + self.requests + num_after
 
 
 @dataclass(frozen=True, slots=True)

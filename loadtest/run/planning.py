@@ -78,15 +78,20 @@ def plan_closed(
 ) -> StagePlan:
     """A stage of users; their number says how many requests it has."""
     requests = num_requests(strategy, load.users)
-    thinking_s = load.think_time_s * (math.ceil(requests / load.users) - 1)
+    num_rounds = math.ceil(requests / load.users) + 1  # the first is before what counts
     return StagePlan(
         lane,
         workload,
         load,
         requests,
         max_stage_s=max_stage_s or DEFAULT_MAX_STAGE_S,
-        estimated_s=thinking_s
-        + estimate_s(strategy, load.users, requests, output_tokens or load_workload(workload).output_tokens),
+        estimated_s=load.think_time_s * num_rounds
+        + estimate_s(
+            strategy,
+            load.users,
+            requests + load.users + 1,  # those under way when the last that counts ends are about one round
+            output_tokens or load_workload(workload).output_tokens,
+        ),
     )
 
 

@@ -86,15 +86,15 @@ class Sender:
         scheduled_at_s: float,
         arrival: Arrival | None = None,
     ) -> RequestRecord:
-        """The stage's request number `offset`, counted from 0 with its warm-up."""
-        number = stage.first_prompt + offset
+        """The stage's request number `offset`, counted from 0 with those before what counts."""
         label = RequestLabel(
-            request_id=f"{self.id_prefix}-{slug(stage.key)}-{number}",
+            request_id=f"{self.id_prefix}-{slug(stage.key)}-{stage.first_prompt + offset}",
             lane=stage.lane,
             workload=stage.workload,
             stage=stage.key,
-            number=number,
-            is_warmup=offset < stage.warmup_requests,
+            number=stage.prompt_of(offset),
+            is_warmup=offset < stage.num_before,
+            is_tail=offset >= stage.num_before + stage.requests,
         )
         return self._send(client, stage, label, scheduled_at_s, arrival)
 

@@ -27,7 +27,8 @@ class Traffic:
     Attributes:
         num_users: Locust users that run it.
         done: set when nothing is in flight and nothing more will be sent.
-        records: of requests that ended, warm-up included.
+        records: of requests that ended, those that do not count included.
+        num_counted: of them, those that count.
         in_flight: the instant each unfinished request was due, by its place in the stage.
         arrivals: the schedule of an open loop; empty in a closed one.
         num_dispatched: requests begun.
@@ -43,6 +44,7 @@ class Traffic:
         self.in_flight: dict[int, float] = {}
         self.arrivals: tuple[Arrival, ...] = ()
         self.num_dispatched = 0
+        self.num_counted = 0
         self.num_failed = 0
         self.stop_reason: ClientReason | None = None
         self.stop_detail = ""
@@ -71,11 +73,11 @@ class Traffic:
     @property
     def progress(self) -> str:
         """How far it is, in words."""
-        return f"{self.num_finished} of {self.plan.requests} requests"
+        return f"{self.num_counted} of {self.plan.requests} requests"
 
     def share(self, elapsed_s: float) -> float:
         """How much of it is done `elapsed_s` after its start, 0 to 1."""
-        return min(1.0, self.num_finished / self.plan.requests)
+        return min(1.0, self.num_counted / self.plan.requests)
 
     def stop(self, reason: ClientReason, detail: str = "") -> None:
         """End the requests in flight and send no more. The first reason stays."""
@@ -91,9 +93,10 @@ class Traffic:
         """
         if self.stop_reason is not None:
             return
-        now_s, first = self._sender.clock(), self.plan.warmup_requests
-        counted = [record for record in self.records if not record.label.is_warmup]
-        ages_s = [now_s - due_at_s for offset, due_at_s in self.in_flight.items() if offset >= first]
+        now_s, first = self._sender.clock(), self.plan.num_before
+        counted = [record for record in self.records if record.label.counts]
+        offsets = range(first, first + self.plan.requests)
+        ages_s = [now_s - due_at_s for offset, due_at_s in self.in_flight.items() if offset in offsets]
         if not can_still_hold(slo, counted, self.plan.requests, running_ages_s=ages_s):
             missed = sum(not slo.is_met_by(slo.misses(record)) for record in counted)
             detail = (
@@ -111,12 +114,13 @@ class Traffic:
         finally:
             del self.in_flight[offset]
         self.records.append(record)
-        self.num_failed += not record.is_completed
+        self.num_counted += record.label.counts
+        self.num_failed += record.label.counts and not record.is_completed
         self._on_record(record)
         self._judge_errors()
 
     def _judge_errors(self) -> None:
-        finished, failed = self.num_finished, self.num_failed
+        finished, failed = self.num_counted, self.num_failed
         if self.stop_reason is not None or finished < MIN_REQUESTS_TO_JUDGE:
             return
         if failed > HOPELESS_ERROR_RATE * finished:
@@ -125,14 +129,30 @@ class Traffic:
 
 
 class ClosedTraffic(Traffic):
-    """Users that each send, read the answer to its end, think, and send again."""
+    """Users that each send, read the answer to its end, think, and send again.
 
-    def __init__(self, sender: Sender, plan: StagePlan, on_record: Callable[[RequestRecord], None]) -> None:
+    They come one after another, for users who begin together stay together, and wait for each other ever after.
+    All go on until the last request that counts has ended, so that each of these met the same load. Then a request
+    whose answer has not begun is withdrawn, and the others run to their ends.
+
+    Args:
+        come_within_s: the time over which they come: about what one request takes.
+    """
+
+    def __init__(
+        self,
+        sender: Sender,
+        plan: StagePlan,
+        on_record: Callable[[RequestRecord], None],
+        come_within_s: float = 0.0,
+    ) -> None:
         super().__init__(sender, plan, on_record)
         assert isinstance(plan.load, ClosedLoop)
         self.num_users = plan.load.users
         self._think_time_s = plan.load.think_time_s
+        self._come_every_s = come_within_s / self.num_users
         self._places = itertools.count()
+        self._offsets = itertools.count()
         self._num_left = 0
 
     @property
@@ -140,22 +160,27 @@ class ClosedTraffic(Traffic):
         return self.num_users
 
     def run_user(self) -> None:
-        """Send every `num_users`-th request, one after another, on a connection of its own."""
-        place = next(self._places)
+        """Send the stage's next request, one after another, on a connection of its own."""
         client = self._connections.take()
         try:
-            for offset in range(place, self.plan.requests, self.num_users):
-                if offset != place and self._think_time_s:
-                    self._stopped.wait(self._think_time_s)
-                if self.stop_reason is not None:
-                    break
-                self._measure(client, offset, self._sender.clock())
+            self._stopped.wait(next(self._places) * self._come_every_s)
+            while not self._stopped.is_set():
+                self._measure(client, next(self._offsets), self._sender.clock())
+                self._stopped.wait(self._think_time_s)
         finally:
             self._connections.give_back(client)
             self._num_left += 1
             if self._num_left == self.num_users:
                 self._connections.close()
                 self.done.set()
+
+    def _measure(
+        self, client: StreamingClient, offset: int, due_at_s: float, arrival: Arrival | None = None
+    ) -> None:
+        super()._measure(client, offset, due_at_s, arrival)
+        if self.num_counted >= self.plan.requests and not self._stopped.is_set():
+            self._stopped.set()
+            self._connections.withdraw(ClientReason.STAGE_DONE)
 
 
 class OpenTraffic(Traffic):
@@ -216,7 +241,8 @@ class WarmUp(Traffic):
         """Send it."""
         client = self._connections.take()
         try:
-            self._on_record(self._sender.warm_up(client, self.plan))
+            self.records.append(self._sender.warm_up(client, self.plan))
+            self._on_record(self.records[-1])
         finally:
             self._connections.give_back(client)
             self._connections.close()
@@ -228,12 +254,16 @@ def make_traffic(
     plan: StagePlan,
     on_record: Callable[[RequestRecord], None],
     max_in_flight: int = MAX_IN_FLIGHT,
+    come_within_s: float = 0.0,
 ) -> Traffic:
     """The traffic of a stage.
+
+    Args:
+        come_within_s: as for `ClosedTraffic`.
 
     Raises:
         ValueError: the plan asks for more requests than its schedule holds.
     """
     if isinstance(plan.load, ClosedLoop):
-        return ClosedTraffic(sender, plan, on_record)
+        return ClosedTraffic(sender, plan, on_record, come_within_s)
     return OpenTraffic(sender, plan, on_record, max_in_flight)
