@@ -22,8 +22,8 @@ Pairs = Mapping[float, tuple[StageSummary, StageSummary]]
 def find_crossovers(stages: Sequence[StageSummary], strategies: Mapping[str, str]) -> tuple[Crossover, ...]:
     """Each speculative lane against the first batched lane, by workload and kind of load; where both ran.
 
-    Lanes are compared at equal load. A trace has no levels, so it has no crossover. A level with a stage that may not
-    be used, or was cut, is left out.
+    Lanes are compared at equal load. A trace has no levels, so it has no crossover. A level with a stage that may
+    not be used, or was cut, is left out.
 
     Args:
         strategies: decoding strategy by lane, in the order of the lanes.

@@ -73,9 +73,9 @@ class StageSummary:
         failures: records that did not complete, whatever the reason.
         offered_per_s: requests/s of the schedule; None in a closed loop.
         achieved_per_s: requests/s that the tool really began.
-        output_tokens_per_s: output tokens that came in the steady part (`loadtest/analysis/window.py`) / its length.
-        whole_tokens_per_s: output tokens of completed requests / (last finish - first schedule), how the load came and
-            went included.
+        output_tokens_per_s: output tokens that came in the steady part (`analysis/window.py`) / its length.
+        whole_tokens_per_s: output tokens of completed requests / (last finish - first schedule): how the load came
+            and went is in it.
         repeat_tokens_per_s, repeat_tpot_p50_s: of each repeat by itself.
         window_s: length of the steady part, all repeats together.
         mean_in_flight: mean number of requests between due and end.
@@ -186,7 +186,7 @@ class Crossing:
 
     Attributes:
         pays, costs, open: levels at which its interval is above 1, below it, and holds it.
-        levels: where it crosses 1 between two settled levels, interpolated on a log scale; empty when it never does.
+        levels: where it crosses 1 between two settled levels, interpolated on a log scale.
     """
 
     verdict: Verdict

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from loadtest.analysis.summary import Crossing, Crossover, StageSummary, Summary, Verdict
 from loadtest.client.record import ClientReason
 from loadtest.judge.estimate import Estimate
-from loadtest.judge.wording import count, number, rate, share, time
+from loadtest.judge.settled import ASSUMED_STAGE_SD
+from loadtest.judge.wording import count, estimate, number, rate, share, time
 from loadtest.report import capacity_findings
 from loadtest.run.directory import RunStatus
 
@@ -62,26 +64,35 @@ def findings(summary: Summary) -> tuple[str, ...]:
         parts = list(capacity_findings.sentences(summary))
     else:
         parts = [*_objective(usable, summary.slo), _throughput(usable, summary)]
-    parts += [_speculation(each) for each in summary.crossovers if not rests_on_invalid(each, summary)]
-    return (*parts, _failures(summary))
+    parts += [_speculation(each) for each in summary.crossovers if each.speed_ups]
+    return (*parts, *power(summary.crossovers), _failures(summary))
 
 
-def crossing_text(crossing: Crossing, levels: tuple[float, ...], unit: str = "users") -> str:
-    """A verdict in words, for the levels measured."""
-    span = f"{levels[0]:g} to {levels[-1]:g}" if len(levels) > 1 else f"{levels[0]:g}"
-    points = " and ".join(f"{level:.1f}" for level in crossing.levels)
-    if unit.startswith("users"):
-        measured, at = f"every concurrency measured, {span}", f"a concurrency of about {points}"
-    else:
-        measured, at = f"every rate measured, {span} requests/s", f"about {points} requests/s"
-    return {
-        Verdict.ALWAYS: f"pays at {measured}",
-        Verdict.NEVER: f"pays at no {measured.removeprefix('every ')}",
-        Verdict.UP_TO: f"pays up to {at}",
-        Verdict.FROM: f"pays only above {at}",
-        Verdict.MIXED: f"changes between paying and not paying at {at}",
-        Verdict.UNKNOWN: "could not be compared",
-    }[crossing.verdict]
+def crossing_text(crossing: Crossing, unit: str = "users") -> str:
+    """What is settled of a ratio and what is not, in words."""
+    if crossing.verdict is Verdict.UNKNOWN:
+        return "could not be compared"
+    parts = [
+        f"{said} at {_levels(levels, unit)}"
+        for said, levels in (
+            ("pays", crossing.pays),
+            ("costs", crossing.costs),
+            ("cannot be told apart", crossing.open),
+        )
+        if levels
+    ]
+    text = ", ".join(parts)
+    if len(crossing.levels) == 1:
+        text += f", so it crosses at about {_levels(crossing.levels, unit, '.1f')}"
+    return text
+
+
+def _levels(levels: Sequence[float], unit: str, form: str = "g") -> str:
+    *most, last = (f"{level:{form}}" for level in levels)
+    shown = f"{', '.join(most)} and {last}" if most else last
+    if not unit.startswith("users"):
+        return f"{shown} requests/s"
+    return f"{shown} user" + ("" if shown == "1" else "s")
 
 
 def _objective(stages: Sequence[StageSummary], slo: str | None) -> Iterator[str]:
@@ -134,31 +145,49 @@ def _throughput(stages: Sequence[StageSummary], summary: Summary) -> str:
     return f"{text}; for the same work: {others}." if others else f"{text}."
 
 
-def rests_on_invalid(crossover: Crossover, summary: Summary) -> bool:
-    """Whether a stage of either lane may not be used: each of them moves the crossing."""
-    return any(
-        stage.invalid
-        and stage.workload == crossover.workload
-        and stage.lane in (crossover.lane, crossover.baseline)
-        for stage in summary.stages
-    )
-
-
 def _speculation(crossover: Crossover) -> str:
-    levels = tuple(each.level for each in crossover.speed_ups)
     by_tpot, by_rate = (
-        crossing_text(each, levels, crossover.unit) for each in (crossover.tpot, crossover.throughput)
+        crossing_text(each, crossover.unit) for each in (crossover.tpot, crossover.throughput)
     )
-    ratios = ", ".join(
-        f"{each.tpot:.2f} at {each.level:g}" for each in crossover.speed_ups if each.tpot is not None
+    tpots, rates = (
+        ", ".join(
+            f"{estimate(ratio, 2)} at {each.level:g}"
+            for each in crossover.speed_ups
+            if (ratio := getattr(each, name)) is not None
+        )
+        for name in ("tpot", "throughput")
     )
-    verdict = (
-        f"{by_tpot}, both by TPOT and by tokens/s"
-        if by_tpot == by_rate
-        else f"{by_tpot} by TPOT; it {by_rate} by tokens/s"
-    )
-    speed_up = f" (TPOT of {crossover.baseline} / TPOT of {crossover.lane}: {ratios})" if ratios else ""
-    return f"On {crossover.workload}, the lane {crossover.lane} {verdict}{speed_up}."
+    parts = [f"On {crossover.workload}, the lane {crossover.lane} {by_tpot} by TPOT"]
+    if tpots:
+        parts.append(f" ({crossover.baseline} / {crossover.lane}: {tpots})")
+    parts.append(f"; it {by_rate} by tokens/s" + (f" ({rates})" if rates else "") + ".")
+    if crossover.left_out:
+        left_out = _levels(crossover.left_out, crossover.unit)
+        parts.append(f" Left out, for a stage there may not be used or was cut: {left_out}.")
+    return "".join(parts)
+
+
+def power(crossovers: Sequence[Crossover]) -> Iterator[str]:
+    """The smallest speed-ups that a run could settle, and what its intervals rest on."""
+    for repeats, group in groupby(crossovers, key=lambda each: each.repeats):
+        smallest = [
+            each
+            for crossover in group
+            for each in (crossover.smallest_tpot, crossover.smallest_throughput)
+            if each is not None
+        ]
+        if not smallest:
+            continue
+        sizes = (
+            f"{min(smallest):.2f}" if len(smallest) == 1 else f"{min(smallest):.2f} to {max(smallest):.2f}"
+        )
+        rests = (
+            f"{repeats} repeats of each level"
+            if repeats > 1
+            else f"one run of each level and an assumed {ASSUMED_STAGE_SD:.0%} between two runs of a stage: "
+            "--repeats 3 measures it"
+        )
+        yield f"A ratio has to be above {sizes}, or below its inverse, to be settled here. It rests on {rests}."
 
 
 def _failures(summary: Summary) -> str:

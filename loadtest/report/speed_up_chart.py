@@ -18,7 +18,6 @@ from loadtest.drawing.style import (
     tip,
 )
 from loadtest.report.closed_loop_charts import lane_series
-from loadtest.report.findings import rests_on_invalid
 
 LABEL_ROW_PX = 16
 TOP_SHARE = 1.3  # of the highest ratio: room for the labels of crossings
@@ -27,11 +26,7 @@ EDGE_SHARE = 0.25  # of the axis: a label nearer to an edge is not centred, so t
 
 def speed_up(summary: Summary) -> Chart | None:
     """Both ratios of each speculative lane, the line at 1, and a mark where they cross it."""
-    crossovers = [
-        each
-        for each in summary.crossovers
-        if each.unit.startswith("users") and not rests_on_invalid(each, summary)
-    ]
+    crossovers = [each for each in summary.crossovers if each.unit.startswith("users")]
     is_single = len({crossover.lane for crossover in crossovers}) == 1
     rows = [row for each in crossovers for row in _rows(each, is_single)]
     measured = [row for row in rows if row["kind"] == "measured"]
@@ -43,17 +38,20 @@ def speed_up(summary: Summary) -> Chart | None:
     y = from_zero(
         "value",
         "speed-up over the batched lane (ratio)",
-        highest=TOP_SHARE * max(1.0, *(row["value"] for row in measured)),
+        highest=TOP_SHARE * max(1.0, *(row["value"] for row in measured), *(row["high"] for row in measured)),
     )
     tips = [
         tip("ratio:N", "ratio"),
         tip("concurrency:Q", "concurrency", ".1f"),
         tip("value:Q", "speed-up", ".2f"),
+        tip("low:Q", "at least", ".2f"),
+        tip("high:Q", "at most", ".2f"),
     ]
     base = alt.Chart().transform_filter(alt.datum.kind == "measured").encode(x=x, y=y, tooltip=tips)
     layers = [
         alt.Chart().mark_rule(strokeWidth=1.2).encode(y=alt.datum(1)),
         ratios.lines(base),
+        ratios.rules(base, y="low:Q", y2="high:Q"),
         ratios.points(base),
     ]
     crossed = [name for name in lane_of if any(_is_crossing(row, name) for row in rows)]
@@ -81,22 +79,29 @@ def _rows(crossover: Crossover, is_single: bool) -> list[Row]:
     levels = [each.level for each in crossover.speed_ups]
     prefix = "" if is_single else f"{crossover.lane}: "
     think_time = crossover.unit.removeprefix("users")
-    for ratio, values, crossing in (
+    for name, ratios, crossing in (
         (f"{prefix}TPOT", [each.tpot for each in crossover.speed_ups], crossover.tpot),
         (f"{prefix}tokens/s", [each.throughput for each in crossover.speed_ups], crossover.throughput),
     ):
-        common = {"panel": crossover.workload + think_time, "lane": crossover.lane, "ratio": ratio}
+        common: Row = {"panel": crossover.workload + think_time, "lane": crossover.lane, "ratio": name}
         rows += [
-            common | {"kind": "measured", "concurrency": each.level, "value": value}
-            for each, value in zip(crossover.speed_ups, values, strict=True)
-            if value is not None
+            common
+            | {
+                "kind": "measured",
+                "concurrency": each.level,
+                "value": ratio.value,
+                "low": ratio.low,
+                "high": ratio.high,
+            }
+            for each, ratio in zip(crossover.speed_ups, ratios, strict=True)
+            if ratio is not None
         ]
         rows += [
             common
             | {
                 "kind": "crossing",
                 "concurrency": level,
-                "label": f"{ratio} ≈ {level:.1f}",
+                "label": f"{name} ≈ {level:.1f}",
                 "align": _align(level, levels[0], levels[-1]),
             }
             for level in crossing.levels

@@ -163,16 +163,20 @@ class ClosedTraffic(Traffic):
         """Send the stage's next request, one after another, on a connection of its own."""
         client = self._connections.take()
         try:
-            self._stopped.wait(next(self._places) * self._come_every_s)
+            self._pause(next(self._places) * self._come_every_s)
             while not self._stopped.is_set():
                 self._measure(client, next(self._offsets), self._sender.clock())
-                self._stopped.wait(self._think_time_s)
+                self._pause(self._think_time_s)
         finally:
             self._connections.give_back(client)
             self._num_left += 1
             if self._num_left == self.num_users:
                 self._connections.close()
                 self.done.set()
+
+    def _pause(self, pause_s: float) -> None:
+        if pause_s:  # gevent takes a wait of 0 for one without end
+            self._stopped.wait(pause_s)
 
     def _measure(
         self, client: StreamingClient, offset: int, due_at_s: float, arrival: Arrival | None = None

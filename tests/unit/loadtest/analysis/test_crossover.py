@@ -5,10 +5,16 @@ from dataclasses import replace
 import pytest
 
 from loadtest.analysis.crossover import find_crossing, find_crossovers
-from loadtest.analysis.stage_summary import Repeat, summarize_stage
+from loadtest.analysis.stage_summary import make_repeat, summarize_stage
 from loadtest.analysis.summary import StageSummary, Verdict
+from loadtest.judge.estimate import Estimate
 from loadtest.offer.load import ClosedLoop, Load, TraceReplay, constant_rate
 from tests.unit.loadtest.runs import STRATEGIES, record, stage_run
+
+
+def settled(ratio: float | None) -> Estimate | None:
+    """A ratio known within a percent."""
+    return None if ratio is None else Estimate(ratio, ratio / 1.01, ratio * 1.01)
 
 
 @pytest.mark.parametrize(
@@ -16,25 +22,31 @@ from tests.unit.loadtest.runs import STRATEGIES, record, stage_run
     [
         ([(1, 2.0), (4, 1.5), (8, 1.1)], Verdict.ALWAYS, []),
         ([(1, 0.9), (4, 0.8)], Verdict.NEVER, []),
-        ([(1, 1.0), (4, 1.0)], Verdict.NEVER, []),  # a tie does not pay
+        ([(1, 1.0), (4, 1.005)], Verdict.OPEN, []),  # the interval holds 1
         ([(1, 1.5), (4, 0.5)], Verdict.UP_TO, [2.0]),  # half-way on a log axis
         ([(1, 0.5), (4, 1.5)], Verdict.FROM, [2.0]),
-        ([(1, 2.0), (4, 1.0), (8, 0.5)], Verdict.UP_TO, [4.0]),  # measured exactly at 1
+        ([(1, 1.5), (4, 1.0), (16, 0.5)], Verdict.UP_TO, [4.0]),  # one that is not settled is bridged
         ([(1, 1.5), (4, 0.5), (16, 1.5)], Verdict.MIXED, [2.0, 8.0]),
-        ([(1, 1.5), (4, None), (16, 0.5)], Verdict.UP_TO, [4.0]),  # a gap is bridged
+        ([(1, 1.5), (4, None), (16, 0.5)], Verdict.UP_TO, [4.0]),  # a gap too
+        ([(1, 1.5), (4, 1.0)], Verdict.PARTLY, []),
         ([(1, None)], Verdict.UNKNOWN, []),
         ([], Verdict.UNKNOWN, []),
     ],
 )
 def test_crossing(ratios: list[tuple[int, float | None]], verdict: Verdict, levels: list[float]) -> None:
-    crossing = find_crossing(ratios)
+    crossing = find_crossing([(level, settled(ratio)) for level, ratio in ratios])
     assert crossing.verdict is verdict
     assert crossing.levels == pytest.approx(levels)
 
 
+def test_each_level_stands_where_its_interval_does() -> None:
+    crossing = find_crossing([(1, settled(2.0)), (4, settled(1.0)), (8, settled(0.5)), (16, None)])
+    assert (crossing.pays, crossing.open, crossing.costs) == ((1,), (4,), (8,))
+
+
 def at(lane: str, load: Load, tpot_s: float) -> StageSummary:
     records = [record(lane, gap_s=tpot_s)]
-    return replace(summarize_stage([Repeat(stage_run(records), tuple(records))]), load=load)
+    return replace(summarize_stage([make_repeat(stage_run(records), records)]), load=load)
 
 
 def test_lanes_are_compared_at_equal_load_and_kinds_of_load_apart() -> None:
@@ -54,3 +66,25 @@ def test_lanes_are_compared_at_equal_load_and_kinds_of_load_apart() -> None:
 def test_a_trace_has_no_levels_to_cross() -> None:
     stages = [at(lane, TraceReplay("a.csv"), 0.02) for lane in ("batched", "speculative")]
     assert find_crossovers(stages, STRATEGIES) == ()
+
+
+def test_a_level_that_may_not_be_used_or_was_cut_is_left_out() -> None:
+    users = (ClosedLoop(1), ClosedLoop(4), ClosedLoop(8))
+    batched = [at("batched", load, 0.02) for load in users]
+    speculative = [at("speculative", load, 0.01) for load in users]
+    speculative[1] = replace(speculative[1], invalid=("the client was late",))
+    batched[2] = replace(batched[2], cut=True)
+    (crossover,) = find_crossovers([*batched, *speculative], STRATEGIES)
+    assert crossover.left_out == (4, 8)
+    assert [each.level for each in crossover.speed_ups] == [1]
+
+
+def test_repeats_decide_and_not_the_requests_within_them() -> None:
+    """Three repeats that differ by a tenth settle nothing of a twentieth, however many requests each holds."""
+    ours = replace(at("speculative", ClosedLoop(1), 0.01), repeat_tpot_p50_s=(0.0190, 0.0171, 0.0209))
+    theirs = replace(at("batched", ClosedLoop(1), 0.01), repeat_tpot_p50_s=(0.02, 0.02, 0.02))
+    (crossover,) = find_crossovers([ours, theirs], STRATEGIES)
+    assert crossover.tpot.verdict is Verdict.OPEN
+    assert crossover.repeats == 3
+    assert crossover.smallest_tpot is not None
+    assert crossover.smallest_tpot > 1.2

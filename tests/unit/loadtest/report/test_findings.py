@@ -146,10 +146,26 @@ def test_a_bench_with_an_objective_says_where_each_lane_holds_it() -> None:
     assert held == "On copy, batched holds it at poisson 1 req/s; not at poisson 4 req/s (ttft_p95<2s)."
 
 
-def test_crossings_of_rates_are_told_in_rates() -> None:
-    crossing = Crossing(Verdict.UP_TO, (3.21,))
-    assert crossing_text(crossing, (1, 8), "users") == "pays up to a concurrency of about 3.2"
-    assert crossing_text(crossing, (1, 8), "requests/s, poisson") == "pays up to about 3.2 requests/s"
+@pytest.mark.parametrize(
+    ("crossing", "unit", "text"),
+    [
+        (
+            Crossing(Verdict.UP_TO, (1, 4), (8,), (), (6.21,)),
+            "users",
+            "pays at 1 and 4 users, costs at 8 users, so it crosses at about 6.2 users",
+        ),
+        (
+            Crossing(Verdict.PARTLY, (0.5,), (), (2.0,), ()),
+            "requests/s, poisson",
+            "pays at 0.5 requests/s, cannot be told apart at 2 requests/s",
+        ),
+        (Crossing(Verdict.OPEN, (), (), (1,), ()), "users", "cannot be told apart at 1 user"),
+        (Crossing(Verdict.NEVER, (), (1, 4, 8), (), ()), "users", "costs at 1, 4 and 8 users"),
+        (Crossing(Verdict.UNKNOWN, (), (), (), ()), "users", "could not be compared"),
+    ],
+)
+def test_what_is_settled_of_a_ratio_is_told_and_what_is_not(crossing: Crossing, unit: str, text: str) -> None:
+    assert crossing_text(crossing, unit) == text
 
 
 @pytest.mark.parametrize(("engine", "is_told"), [("simulated 1", True), ("vllm 0.32.0", False)])

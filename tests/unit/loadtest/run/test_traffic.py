@@ -27,6 +27,7 @@ class FakeClient:
         self.bodies: list[dict[str, object]] = []
         self.is_closed = False
         self._cancelled: ClientReason | None = None
+        self.withdrawn: ClientReason | None = None
 
     def send(self, label: RequestLabel, body: dict[str, object], scheduled_at_s: float) -> RequestRecord:
         self.bodies.append(body)
@@ -43,6 +44,10 @@ class FakeClient:
         self._cancelled = reason
         self.switch.set()
 
+    def withdraw(self, reason: ClientReason) -> None:
+        self.withdrawn = reason
+        self.cancel(reason)
+
     def close(self) -> None:
         self.is_closed = True
 
@@ -54,12 +59,13 @@ class Bench:
         self.switch = Event()
         self.clients: list[FakeClient] = []
         self.fails = fails
+        self.one_by_one = False  # each client has a switch of its own
         monkeypatch.setattr(Sender, "connect", lambda _: self._connect())
         self.sender = Sender(Plan("http://h:1", "m", (), seed=3), "run.2", "run", lambda: 100.0)
         self.kept: list[RequestRecord] = []
 
     def _connect(self) -> FakeClient:
-        self.clients.append(FakeClient(self.switch, self.fails))
+        self.clients.append(FakeClient(Event() if self.one_by_one else self.switch, self.fails))
         return self.clients[-1]
 
     def open(
@@ -182,9 +188,48 @@ def test_users_share_the_prompts_and_keep_their_connections(bench: Bench) -> Non
     users = bench.start(stage)
     bench.switch.set()
     gevent.joinall(users, raise_error=True)
-    assert sorted(record.label.number for record in bench.kept) == [0, 1, 2, 3, 4]
-    assert sorted(len(client.bodies) for client in bench.clients) == [2, 3]
+    assert sorted(record.label.number for record in bench.kept if record.label.counts) == [2, 3, 4, 5, 6]
+    assert len(bench.clients) == 2
     assert all(client.is_closed for client in bench.clients)
+
+
+def kinds(records: list[RequestRecord]) -> list[str]:
+    return [
+        "before" if record.label.is_warmup else "after" if record.label.is_tail else "counts"
+        for record in records
+    ]
+
+
+def test_all_go_on_until_the_last_request_that_counts_has_ended(bench: Bench) -> None:
+    """One of four is slow: the other user sends more meanwhile, and none of that counts."""
+    plan = StagePlan("batched", "copy", ClosedLoop(2), 4)
+    stage = ClosedTraffic(bench.sender, plan, bench.kept.append)
+    users = bench.start(stage)
+    slow = bench.clients[0]
+    slow.switch = Event()  # of its second request, which counts
+    bench.switch.set()
+    while "after" not in kinds(bench.kept):
+        gevent.sleep(0)
+    assert (kinds(bench.kept).count("counts"), stage.done.is_set()) == (3, False)
+    slow.switch.set()
+    gevent.joinall(users, raise_error=True)
+    assert kinds(bench.kept).count("before") == 2
+    assert kinds(bench.kept).count("counts") == 4
+    # However many there are, they share the few prompts that the plan keeps for them.
+    assert {record.label.number for record in bench.kept} <= set(range(plan.prompts_end))
+    assert len({record.label.request_id for record in bench.kept}) == len(bench.kept)
+
+
+def test_what_has_no_answer_when_the_last_that_counts_ends_is_withdrawn(bench: Bench) -> None:
+    bench.one_by_one = True
+    stage = ClosedTraffic(bench.sender, StagePlan("batched", "copy", ClosedLoop(2), 2), bench.kept.append)
+    users = bench.start(stage)
+    answered, waits = bench.clients
+    answered.switch.set()  # it sends all that counts while the other waits
+    gevent.joinall(users, raise_error=True)
+    assert waits.withdrawn is ClientReason.STAGE_DONE
+    assert kinds(bench.kept) == ["before", "counts", "counts", "before"]
+    assert stage.stop_reason is None, "a stage that has what counts is not cut"
 
 
 def test_a_user_that_thinks_is_woken_by_the_end_of_the_stage(bench: Bench) -> None:
@@ -206,7 +251,8 @@ def test_lanes_are_asked_the_same_and_salted_by_the_run(bench: Bench) -> None:
     ours, theirs = (client.bodies for client in bench.clients)
     assert [body["model"] for body in (ours[0], theirs[0])] == ["m:batched", "m:speculative"]
     assert [body["messages"] for body in ours] == [body["messages"] for body in theirs]
-    assert len({str(body["messages"]) for body in ours}) == 3
+    # The user's first request, the three that count, and those that follow until the last of them has ended.
+    assert len({str(body["messages"]) for body in ours}) == 4
     assert all(a["cache_salt"] == b["cache_salt"] for a, b in pairwise([*ours, *theirs]))
     other = Sender(bench.sender.plan, "other", "other", bench.sender.clock)
     client = FakeClient(bench.switch, fails=False)
