@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ from loadtest.analysis.summary import Percentiles, StageSummary, Summary
 from loadtest.client.record import RequestRecord, read_records
 from loadtest.judge.capacity import Capacity
 from loadtest.judge.estimate import Estimate, is_settled, ratio_of_estimates
-from loadtest.judge.intervals import percentile_ratio
+from loadtest.judge.intervals import geometric_mean_of_repeats, percentile_ratio
+from loadtest.judge.settled import ASSUMED_STAGE_SD, with_stage_noise
 from loadtest.offer.load import OpenLoop
 from loadtest.run.differences import Difference, find_differences
 from loadtest.run.directory import REQUESTS_FILE, read_run
-from serving.core.latency import e2e_latency_s, tpot_s, ttft_s
+from serving.core.latency import e2e_latency_s, percentile, tpot_s, ttft_s
 
 # Answers and prompts of two runs are drawn anew; a larger difference in their mean length is other work.
 SIZE_TOLERANCE = 0.05
@@ -103,13 +104,18 @@ def comparison_json(comparison: Comparison) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StageSamples:
-    """What a stage's completed requests measured, its repeats together. Lengths are means, in tokens."""
+    """What a stage's completed requests measured, its repeats together. Lengths are means, in tokens.
+
+    Attributes:
+        by_repeat: the same of each repeat.
+    """
 
     ttft_s: tuple[float, ...]
     tpot_s: tuple[float, ...]
     e2e_s: tuple[float, ...]
     prompt_tokens: float
     output_tokens: float
+    by_repeat: tuple[StageSamples, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +137,22 @@ def load_run(directory: Path) -> LoadedRun:
         raise ValueError(f"{path}: is missing; is this the directory of a run?")
     run, records = read_run(directory), list(read_records(path))
     groups = {stage.plan.key: stage.plan.group for stage in run.stages}
-    by_group: dict[str, list[RequestRecord]] = {}
+    by_group: dict[str, dict[str, list[RequestRecord]]] = {}
     for record in records:
         # Records of a stage that never ended are in no figure.
-        if record.is_completed and not record.label.is_warmup and record.label.stage in groups:
-            by_group.setdefault(groups[record.label.stage], []).append(record)
+        if record.is_completed and record.label.counts and record.label.stage in groups:
+            repeats = by_group.setdefault(groups[record.label.stage], {})
+            repeats.setdefault(record.label.stage, []).append(record)
     return LoadedRun(
-        summarize(run, records), {group: _samples(group_records) for group, group_records in by_group.items()}
+        summarize(run, records),
+        {group: _samples_of_repeats(repeats.values()) for group, repeats in by_group.items()},
     )
+
+
+def _samples_of_repeats(repeats: Iterable[Sequence[RequestRecord]]) -> StageSamples:
+    each = tuple(repeats)
+    together = _samples([record for records in each for record in records])
+    return replace(together, by_repeat=tuple(map(_samples, each)))
 
 
 def _samples(completed: Sequence[RequestRecord]) -> StageSamples:
@@ -280,21 +294,21 @@ def _of_estimates(
 def _latency_ratios(
     ours: StageSummary, theirs: StageSummary, a: StageSamples | None, b: StageSamples | None
 ) -> Iterator[Ratio]:
-    none = ()
-    for name, of_a, of_b, sample_a, sample_b in (
-        ("TTFT", ours.ttft_s, theirs.ttft_s, a.ttft_s if a else none, b.ttft_s if b else none),
-        ("TPOT", ours.tpot_s, theirs.tpot_s, a.tpot_s if a else none, b.tpot_s if b else none),
-        ("E2E", ours.e2e_s, theirs.e2e_s, a.e2e_s if a else none, b.e2e_s if b else none),
+    for name, of_a, of_b, metric in (
+        ("TTFT", ours.ttft_s, theirs.ttft_s, "ttft_s"),
+        ("TPOT", ours.tpot_s, theirs.tpot_s, "tpot_s"),
+        ("E2E", ours.e2e_s, theirs.e2e_s, "e2e_s"),
     ):
         for q in (50, 95):
-            yield _percentile_ratio(f"{name} p{q}", q, (of_a, of_b), (sample_a, sample_b))
+            yield _percentile_ratio(f"{name} p{q}", q, (of_a, of_b), (a, b), metric)
 
 
 def _percentile_ratio(
     quantity: str,
     q: int,
     percentiles: tuple[Percentiles, Percentiles],
-    samples: tuple[Sequence[float], Sequence[float]],
+    runs: tuple[StageSamples | None, StageSamples | None],
+    metric: str,
 ) -> Ratio:
     a, b = ((each.p50 if q == 50 else each.p95) for each in percentiles)
     if a is None or b is None or a.value <= 0:
@@ -312,9 +326,32 @@ def _percentile_ratio(
     if a.low is None or b.low is None:
         ratio, basis = Estimate(b.value / a.value), "no interval: too few requests"
     else:
-        ratio = percentile_ratio(samples[1], samples[0], q)
-        basis = f"bootstrap over {len(samples[0])} and {len(samples[1])} requests"
+        ratio, basis = settling_ratio(runs, metric, q)
     return Ratio(quantity, "s", a.value, b.value, ratio, change_of(ratio, is_higher_better=False), basis)
+
+
+def settling_ratio(
+    runs: tuple[StageSamples | None, StageSamples | None], metric: str, q: int
+) -> tuple[Estimate | None, str]:
+    """B / A of a percentile: from the repeats of both, else from their requests and the noise between two runs.
+
+    Requests of one stage share its batches and its machine, so their spread alone says too much.
+    """
+    repeats_a, repeats_b = ([getattr(each, metric) for each in run.by_repeat] if run else [] for run in runs)
+    if min(len(repeats_a), len(repeats_b)) > 1:
+        means = [
+            geometric_mean_of_repeats([value for sample in each if (value := percentile(sample, q))])
+            for each in (repeats_a, repeats_b)
+        ]
+        if means[0] is not None and means[1] is not None:
+            return ratio_of_estimates(means[0], means[1]), f"{len(repeats_a)} and {len(repeats_b)} repeats"
+    sample_a, sample_b = (getattr(run, metric) if run else () for run in runs)
+    ratio = percentile_ratio(sample_b, sample_a, q)
+    basis = (
+        f"bootstrap over {len(sample_a)} and {len(sample_b)} requests, and an assumed {ASSUMED_STAGE_SD:.0%} "
+        "between two runs of a stage"
+    )
+    return with_stage_noise(ratio), basis
 
 
 def _value(estimate: Estimate | None) -> float | None:

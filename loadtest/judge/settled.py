@@ -80,6 +80,16 @@ def smallest_settled(levels: Sequence[Sequence[float]]) -> float | None:
     return math.exp(min(halves)) if halves else None
 
 
+def with_stage_noise(ratio: Estimate | None) -> Estimate | None:
+    """An interval from the requests of two single stages, widened by what two runs of a stage may differ by."""
+    if ratio is None or ratio.low is None or ratio.high is None or min(ratio.low, ratio.value) <= 0:
+        return ratio
+    noise = student_t(ASSUMED_DEGREES) * math.sqrt(2) * ASSUMED_STAGE_SD
+    down = math.hypot(math.log(ratio.value / ratio.low), noise)
+    up = math.hypot(math.log(ratio.high / ratio.value), noise)
+    return Estimate(ratio.value, ratio.value * math.exp(-down), ratio.value * math.exp(up))
+
+
 def _spread(logs: Sequence[Sequence[float]]) -> tuple[float, int]:
     """What repeats vary by, pooled over the levels, and its degrees of freedom; the assumed one without repeats."""
     degrees = sum(len(each) - 1 for each in logs if each)

@@ -14,7 +14,7 @@ from loadtest.judge.slo import parse_slo
 from loadtest.offer.arrivals import parse_load
 from loadtest.offer.load import ClosedLoop, Load
 from loadtest.offer.workload import load_workload
-from loadtest.run.plan import MAX_OUTPUT_TOKENS, MAX_PROMPT_TOKENS, MAX_STAGE_S, MAX_USERS, Plan
+from loadtest.run.plan import MAX_OUTPUT_TOKENS, MAX_PROMPT_TOKENS, MAX_STAGE_S, MAX_USERS, Plan, StagePlan
 from loadtest.run.planning import plan_stages
 from serving.core.lane import Strategy
 from serving.run_directory import RUN_NAME
@@ -28,25 +28,17 @@ DEFAULT_CONCURRENCY = (1, 4, 8)
 Texts = Annotated[tuple[str, ...], Field(strict=False, max_length=64)]
 
 
-class Experiment(BaseModel):
+class Block(BaseModel):
     """Lanes x workloads x loads x repeats.
 
     Attributes:
         lanes: in the order they take turns; empty: all of the lab's.
         loads: each as `loadtest.offer.arrivals.parse_load` reads it, such as `8` or `poisson:2/s,60s`.
         concurrency: the closed loops without think time among the loads; 1, 4, 8 where no load is given at all.
-        output_tokens, prompt_tokens, tokenizer: as in `loadtest.run.plan.Plan`.
-        seed: of prompts and arrivals; None: a fresh one.
-        slo: the objective, such as `ttft_p95<2s,tpot_p95<300ms`.
-        stop_early: end a stage as soon as the objective can no longer be attained.
-        max_stage_s: time box of each stage; None: 180 s, or an open loop's length and 60 s.
-        warmup_s: the first part of an open loop, which no figure counts.
-        trace: record the engine steps of each stage, for the report's pictures of them.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    name: Annotated[str, Field(pattern=f"^{RUN_NAME.pattern}$")] = "bench"
     lanes: Texts = ()
     workloads: Annotated[Texts, Field(min_length=1)] = ("copy", "story")
     loads: Annotated[tuple[str | int, ...], Field(strict=False, max_length=64)] = ()
@@ -54,15 +46,6 @@ class Experiment(BaseModel):
         tuple[Annotated[int, Field(ge=1, le=MAX_USERS)], ...], Field(strict=False, max_length=64)
     ] = ()
     repeats: int = Field(1, ge=1, le=MAX_REPEATS)
-    output_tokens: int | None = Field(None, ge=2, le=MAX_OUTPUT_TOKENS)
-    prompt_tokens: int | None = Field(None, ge=1, le=MAX_PROMPT_TOKENS)
-    tokenizer: str | None = None
-    seed: int | None = Field(None, ge=0, le=MAX_SEED)
-    slo: str | None = None
-    stop_early: bool = False
-    max_stage_s: float | None = Field(None, ge=0.1, le=MAX_STAGE_S, allow_inf_nan=False)
-    warmup_s: float = Field(0.0, ge=0, le=MAX_STAGE_S, allow_inf_nan=False)
-    trace: bool = False
 
     @field_validator("workloads")
     @classmethod
@@ -78,6 +61,40 @@ class Experiment(BaseModel):
             parse_load(str(text))
         return loads
 
+    @property
+    def all_loads(self) -> tuple[Load, ...]:
+        """Levels of concurrency first, then the other loads as they were given."""
+        levels = self.concurrency or (() if self.loads else DEFAULT_CONCURRENCY)
+        closed: list[Load] = [ClosedLoop(users) for users in sorted(set(levels))]
+        return (*closed, *(parse_load(str(text)) for text in self.loads))
+
+
+class Experiment(Block):
+    """A block, others that run after it, and what all of them share.
+
+    Attributes:
+        also: further blocks, such as a baseline that needs fewer repeats.
+        output_tokens, prompt_tokens, tokenizer: as in `loadtest.run.plan.Plan`.
+        seed: of prompts and arrivals; None: a fresh one.
+        slo: the objective, such as `ttft_p95<2s,tpot_p95<300ms`.
+        stop_early: end a stage as soon as the objective can no longer be attained.
+        max_stage_s: time box of each stage; None: 180 s, or an open loop's length and 60 s.
+        warmup_s: the first part of an open loop, which no figure counts.
+        trace: record the engine steps of each stage, for the report's pictures of them.
+    """
+
+    name: Annotated[str, Field(pattern=f"^{RUN_NAME.pattern}$")] = "bench"
+    also: Annotated[tuple[Block, ...], Field(strict=False, max_length=16)] = ()
+    output_tokens: int | None = Field(None, ge=2, le=MAX_OUTPUT_TOKENS)
+    prompt_tokens: int | None = Field(None, ge=1, le=MAX_PROMPT_TOKENS)
+    tokenizer: str | None = None
+    seed: int | None = Field(None, ge=0, le=MAX_SEED)
+    slo: str | None = None
+    stop_early: bool = False
+    max_stage_s: float | None = Field(None, ge=0.1, le=MAX_STAGE_S, allow_inf_nan=False)
+    warmup_s: float = Field(0.0, ge=0, le=MAX_STAGE_S, allow_inf_nan=False)
+    trace: bool = False
+
     @field_validator("slo")
     @classmethod
     def _an_objective(cls, slo: str | None) -> str | None:
@@ -90,13 +107,6 @@ class Experiment(BaseModel):
         if self.stop_early and self.slo is None:
             raise ValueError("stop_early needs an objective (slo)")
         return self
-
-    @property
-    def all_loads(self) -> tuple[Load, ...]:
-        """Levels of concurrency first, then the other loads as they were given."""
-        levels = self.concurrency or (() if self.loads else DEFAULT_CONCURRENCY)
-        closed: list[Load] = [ClosedLoop(users) for users in sorted(set(levels))]
-        return (*closed, *(parse_load(str(text)) for text in self.loads))
 
 
 def split_names(text: str) -> tuple[str, ...]:
@@ -172,23 +182,25 @@ def make_plan(experiment: Experiment, base_url: str, description: Mapping[str, A
     Raises:
         ValueError: a lane is not in the lab, or a load does not fit its time box.
     """
-    lanes = choose_lanes(experiment.lanes, description, "lanes")
     seed = seed if experiment.seed is None else experiment.seed
-    stages = plan_stages(
-        lanes,
-        experiment.workloads,
-        experiment.all_loads,
-        output_tokens=experiment.output_tokens,
-        seed=seed,
-        repeats=experiment.repeats,
-        max_stage_s=experiment.max_stage_s,
-        warmup_s=experiment.warmup_s,
-        stop_early=experiment.stop_early,
-    )
+    stages: list[StagePlan] = []
+    for block in (experiment, *experiment.also):
+        stages += plan_stages(
+            choose_lanes(block.lanes, description, "lanes"),
+            block.workloads,
+            block.all_loads,
+            output_tokens=experiment.output_tokens,
+            seed=seed,
+            repeats=block.repeats,
+            max_stage_s=experiment.max_stage_s,
+            warmup_s=experiment.warmup_s,
+            stop_early=experiment.stop_early,
+            first_prompt=max((stage.prompts_end for stage in stages), default=0),
+        )
     return Plan(
         base_url=base_url,
         model=description["model"]["name"],
-        stages=stages,
+        stages=tuple(stages),
         name=experiment.name,
         seed=seed,
         output_tokens=experiment.output_tokens,

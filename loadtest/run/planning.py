@@ -33,6 +33,7 @@ def plan_stages(
     max_stage_s: float | None = None,
     warmup_s: float = 0.0,
     stop_early: bool = False,
+    first_prompt: int = 0,
 ) -> tuple[StagePlan, ...]:
     """Each lane through each workload under each load, as often as `repeats` says.
 
@@ -43,12 +44,12 @@ def plan_stages(
     Args:
         max_stage_s: time box of each stage; None: `DEFAULT_MAX_STAGE_S`, or an open loop's length and `DRAIN_S`.
         warmup_s: the first part of an open loop, which no figure counts.
+        first_prompt: number of the first prompt; those before it belong to others.
 
     Raises:
         ValueError: a load does not fit its time box, or is over before its warm-up is.
     """
     stages: list[StagePlan] = []
-    first_prompt = 0
     for repeat in range(repeats):
         for load in loads:
             now = [

@@ -44,14 +44,27 @@ def find_config(given: Path | None) -> Path:
     """
     if given is not None:
         return given
+    return find_shipped(DEFAULT_CONFIG, "config file: --config is not given")
+
+
+def find_shipped(path: Path, what: str) -> Path:
+    """A file that comes with tandem: that of the current directory, or the packaged one.
+
+    Args:
+        path: in a checkout; it begins with `deploy`.
+        what: is missing, for the error.
+
+    Raises:
+        ConfigError: there is none.
+    """
     package = Path(serving.__file__).parent
     # An editable installation has no packaged copy; the checkout's own file stands beside the package.
-    candidates = (DEFAULT_CONFIG, package / "defaults" / "lab.yaml", package.parent / DEFAULT_CONFIG)
+    candidates = (path, package / "defaults" / path.relative_to("deploy"), package.parent / path)
     for candidate in candidates:
         if candidate.is_file():
             return candidate
     looked_for = ", ".join(map(str, candidates))
-    raise ConfigError(f"no config file: --config is not given, and there is none of {looked_for}")
+    raise ConfigError(f"no {what}, and there is none of {looked_for}")
 
 
 @contextmanager

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from loadtest.analysis.compare import Change, LoadedRun, Ratio, StageSamples, change_of, compare
+from loadtest.analysis.compare import (
+    Change,
+    LoadedRun,
+    Ratio,
+    StageSamples,
+    change_of,
+    compare,
+    settling_ratio,
+)
 from loadtest.analysis.summary import StageSummary, Summary
 from loadtest.judge.estimate import Estimate
 from loadtest.offer.load import ClosedLoop, constant_rate
@@ -65,7 +73,9 @@ def test_twice_as_slow_is_worse_and_more_tokens_are_better() -> None:
     found = ratios["TTFT p50"].ratio
     assert found is not None
     assert found.value == pytest.approx(2, rel=0.1)
-    assert ratios["TTFT p50"].basis == "bootstrap over 200 and 200 requests"
+    assert ratios["TTFT p50"].basis == (
+        "bootstrap over 200 and 200 requests, and an assumed 5% between two runs of a stage"
+    )
 
 
 def test_the_same_distribution_is_not_told_apart() -> None:
@@ -276,7 +286,7 @@ def test_the_command_compares_two_runs(two_runs: tuple[Path, Path]) -> None:
     a, b = map(str, two_runs)
     done = CliRunner().invoke(main, [a, b])
     assert done.exit_code == 0, done.output
-    assert "B is better in TPOT p50 (0.50 [0.50–0.50])" in " ".join(done.output.split())
+    assert "B is better in TPOT p50 (0.50 [0.44–0.57])" in " ".join(done.output.split())
     assert "not distinguishable in TTFT p50" in " ".join(done.output.split())
     assert done.output.splitlines()[-1] == f"comparison: {two_runs[1] / 'compare.html'}"
     assert "B against A" in (two_runs[1] / "compare.html").read_text()
@@ -319,3 +329,26 @@ def test_what_cannot_be_compared_is_refused(
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 2
     assert words in " ".join(done.output.split())
+
+
+def test_two_runs_of_one_stage_that_differ_by_a_few_percent_are_not_told_apart() -> None:
+    """However many requests each holds: what both share in their stage says nothing of the next stage."""
+    base = samples(1.0)
+    for factor in (0.97, 1.03):
+        other = replace(base, tpot_s=tuple(value_s * factor for value_s in base.tpot_s))
+        ratio, basis = settling_ratio((base, other), "tpot_s", 50)
+        assert change_of(ratio, is_higher_better=False) is Change.SAME
+        assert "assumed 5%" in basis
+
+
+def test_repeats_of_both_decide_where_there_are_some() -> None:
+    base = samples(1.0)
+    repeats = tuple(replace(base, tpot_s=(value_s,) * 9) for value_s in (1.0, 1.01, 0.99))
+    slower = tuple(replace(each, tpot_s=tuple(1.2 * value_s for value_s in each.tpot_s)) for each in repeats)
+    ratio, basis = settling_ratio(
+        (replace(base, by_repeat=repeats), replace(base, by_repeat=slower)), "tpot_s", 50
+    )
+    assert basis == "3 and 3 repeats"
+    assert ratio is not None
+    assert ratio.value == pytest.approx(1.2)
+    assert change_of(ratio, is_higher_better=False) is Change.WORSE
