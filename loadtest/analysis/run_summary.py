@@ -51,7 +51,7 @@ def summarize(run: RunFile, records: Sequence[RequestRecord]) -> Summary:
         lanes=lanes,
         crossovers=find_crossovers(stages, {lane.lane: lane.strategy for lane in lanes}),
         capacities=() if run.run.search is None or slo is None else _capacities(run, repeats, slo),
-        failures=_failures(records),
+        failures=_failures([record for record in records if record.label.counts]),
     )
 
 
