@@ -115,6 +115,7 @@ def _levels(context: click.Context, parameter: click.Parameter, value: str | Non
 @click.option(
     "--ceiling/--no-ceiling", default=True, help="Measure first what this client can do; takes about 3 s."
 )
+@click.option("--tables", "all_tables", is_flag=True, help="Print every table, not only what was measured.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON instead of the table.")
 def main(
     base_url: str | None,
@@ -125,6 +126,7 @@ def main(
     out: Path | None,
     ceiling: bool,
     as_json: bool,
+    all_tables: bool,
     **flags: Any,
 ) -> None:
     given = {key: value for key, value in flags.items() if value is not None and value != ()}
@@ -135,7 +137,7 @@ def main(
         else:
             run = _fresh(plan_file, experiment_file, given, base_url, out, runs_dir)
         run_directory.point_latest_at(run.directory.resolve())
-    sys.exit(_run(run, ceiling, as_json))
+    sys.exit(_run(run, ceiling, as_json, all_tables))
 
 
 def _refuse_together(
@@ -221,7 +223,7 @@ def _resumed(directory: Path, base_url: str | None) -> Job:
     return Job(replace(past.plan, base_url=url), directory, info, past.run.stages, past.offset_s)
 
 
-def _run(run: Job, with_ceiling: bool, as_json: bool) -> int:
+def _run(run: Job, with_ceiling: bool, as_json: bool, all_tables: bool) -> int:
     """Run what is left of the plan, write run and report, and return the exit code."""
     plan = run.plan
     todo = replace(plan, stages=tuple(stage for stage in plan.stages if stage.key not in run.finished))
@@ -233,7 +235,7 @@ def _run(run: Job, with_ceiling: bool, as_json: bool) -> int:
     with job.running(run, with_ceiling=with_ceiling) as going:
         for measured in run_stages(going.bench, todo.stages):
             going.keep(measured.stage)
-    end = job.report(run, going, as_json=as_json)
+    end = job.report(run, going, as_json=as_json, all_tables=all_tables)
     if end.signal is not None:
         click.echo(f"tandem bench --resume {run.directory} goes on with it", err=True)
     return end.exit_code

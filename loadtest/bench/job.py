@@ -246,7 +246,7 @@ def running(job: Job, *, with_ceiling: bool) -> Iterator[RunningJob]:
         ) from None
 
 
-def report(job: Job, run: RunningJob, *, as_json: bool) -> RunEnd:
+def report(job: Job, run: RunningJob, *, as_json: bool, all_tables: bool) -> RunEnd:
     """Write the report of a run that is over, and show it.
 
     Where it cannot be written, the program ends with a line and exit code 1.
@@ -259,7 +259,7 @@ def report(job: Job, run: RunningJob, *, as_json: bool) -> RunEnd:
         raise click.ClickException(
             f"{error}\nAll that was measured is kept. Make room; tandem report {job.directory} writes the report."
         ) from None
-    show(summary, job.directory, as_json)
+    show(summary, job.directory, as_json, all_tables)
     return RunEnd(summary, run.status, run.bench.stop.signal)
 
 

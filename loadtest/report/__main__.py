@@ -30,6 +30,7 @@ from serving.progress import progress
 @click.argument(
     "directories", type=click.Path(path_type=Path), metavar="RUN_DIR [RUN_DIR]", nargs=-1, required=True
 )
+@click.option("--tables", "all_tables", is_flag=True, help="Print every table, not only what was measured.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @click.option("--lanes", help="With two runs: the lane of A and the lane of B to compare, as A,B.")
 @click.option(
@@ -37,7 +38,9 @@ from serving.progress import progress
     type=click.Path(path_type=Path, dir_okay=False),
     help=f"With two runs: the page to write.  [default: {COMPARE_FILE} in B]",
 )
-def main(directories: tuple[Path, ...], as_json: bool, lanes: str | None, out: Path | None) -> None:
+def main(
+    directories: tuple[Path, ...], as_json: bool, all_tables: bool, lanes: str | None, out: Path | None
+) -> None:
     try:
         match directories:
             case (directory,):
@@ -46,7 +49,7 @@ def main(directories: tuple[Path, ...], as_json: bool, lanes: str | None, out: P
                 with progress() as say:
                     say(f"writing the report of {directory}")
                     summary = build(directory)
-                show(summary, directory, as_json)
+                show(summary, directory, as_json, all_tables)
                 is_valid = summary.is_valid
             case (a, b):
                 is_valid = _compare(a, b, _lane_pair(lanes), out or b / COMPARE_FILE, as_json)

@@ -13,10 +13,11 @@ from rich.text import Text
 from loadtest.analysis.run_summary import summarize_dir
 from loadtest.analysis.summary import Summary, summary_json
 from loadtest.drawing.page import render_page
+from loadtest.judge.wording import count
 from loadtest.report.charts import DrawnChart, draw_all, save_png
 from loadtest.report.findings import findings, invalidity, warnings
 from loadtest.report.step_charts import NO_PICTURES, StepPictures, draw_steps
-from loadtest.report.tables import agreement_table, print_tables, tables, wide_console
+from loadtest.report.tables import agreed, agreement_table, print_tables, tables, wide_console
 from loadtest.run.directory import (
     FIGURES_DIR,
     REPORT_FILE,
@@ -56,8 +57,11 @@ def render(summary: Summary, charts: tuple[DrawnChart, ...], steps: StepPictures
         invalidity=invalidity(summary),
         findings=findings(summary),
         warnings=warnings(summary),
+        measured=_measured(summary),
         tables=tables(summary),
-        agreement=agreement_table(summary),
+        open_tables=("capacities",),
+        agreed=agreed(summary),
+        disagreement=agreement_table(summary, only_bad=True),
         notes=[f"{stage.key}: {note}" for stage in summary.stages for note in stage.notes],
         charts=charts,
         steps=steps,
@@ -65,6 +69,19 @@ def render(summary: Summary, charts: tuple[DrawnChart, ...], steps: StepPictures
         num_requests=summary.requests,
         facts=_facts(summary),
         config=yaml.safe_dump(summary.run.config, sort_keys=False),
+    )
+
+
+def _measured(summary: Summary) -> str:
+    """What was measured, in a line."""
+    run = summary.run
+    workloads = ", ".join(dict.fromkeys(stage.workload for stage in summary.stages))
+    minutes = f"{run.duration_s:.0f} s" if run.duration_s < 120 else f"{run.duration_s / 60:.0f} min"
+    requests = f"{count(summary.requests, 'request')} in {minutes}"
+    return (
+        f"{run.model['name']}, {run.model['dtype']} on {run.model['device']}, {run.machine['cpu_model']} with "
+        f"{run.machine['usable_cores']} usable cores. {workloads}; {requests}, "
+        f"started {run.started_at}. Run {run.id}."
     )
 
 
@@ -96,24 +113,28 @@ def _answers(output_tokens: int | None) -> str:
     return f"{output_tokens} tokens each where the workload or a trace does not say otherwise"
 
 
-def show(summary: Summary, directory: Path, as_json: bool) -> None:
-    """Print tables, then the answer in words, then the report's path; or the summary, and the path on stderr."""
+def show(summary: Summary, directory: Path, as_json: bool, all_tables: bool = False) -> None:
+    """Print tables, then the answer in words, then the report's path; or the summary, and the path on stderr.
+
+    Args:
+        all_tables: as `print_tables`.
+    """
     if as_json:
         sys.stdout.write(summary_json(summary))
     else:
-        print_summary(summary, wide_console())
+        print_summary(summary, wide_console(), all_tables=all_tables)
     click.echo(f"report: {directory / REPORT_FILE}", err=as_json)
 
 
-def print_summary(summary: Summary, console: Console) -> None:
-    """The run for a terminal. The answer comes last, where the reader's eye is; INVALID stands at both ends."""
-    bad = invalidity(summary)
+def print_summary(summary: Summary, console: Console, *, all_tables: bool = False) -> None:
+    """The run for a terminal. The answer comes last, where the reader's eye is, and INVALID just above it."""
     console.print(Text(f"{summary.run.name}: {summary.run.id}"))
-    if bad is not None:
-        console.print(Text(bad.headline, style="bold red"))
-    print_tables(summary, console)
-    for text in (*warnings(summary), *findings(summary)):
+    print_tables(summary, console, with_all=all_tables)
+    console.print()
+    for text in warnings(summary):
         console.print(Text(text))
-    if bad is not None:
+    if (bad := invalidity(summary)) is not None:
         console.print(Text(bad.headline, style="bold red"))
         console.print(Text(bad.advice))
+    for text in findings(summary):
+        console.print(Text(text))

@@ -71,6 +71,8 @@ def _rows(summary: Summary) -> list[Row]:
             "concurrency": stage.load.users,
             "requests": stage.requests,
             "tokens_per_s": stage.output_tokens_per_s.value,
+            "low": stage.output_tokens_per_s.low,
+            "high": stage.output_tokens_per_s.high,
             "ttft_s": _value(stage.ttft_s.p50),
             "tpot_ms": None if stage.tpot_s.p50 is None else stage.tpot_s.p50.value * 1000,
             "e2e_s": _value(stage.e2e_s.p50),
@@ -108,7 +110,10 @@ def _frontier(summary: Summary, field: str, title: str) -> Chart | None:
         for place in PLACES
         if any(row["place"] == place.name for row in rows)
     ]
-    return panels([lanes.lines(base, order="concurrency:Q"), lanes.points(base), *labels], rows, "panel")
+    layers = [lanes.lines(base, order="concurrency:Q"), lanes.points(base), *labels]
+    if all(row["low"] is not None for row in rows):  # a panel without any would have no extent
+        layers.insert(1, lanes.rules(base, y="low:Q", y2="high:Q"))
+    return panels(layers, rows, "panel")
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ def crossing_text(crossing: Crossing, unit: str = "users") -> str:
     ]
     text = ", ".join(parts)
     if len(crossing.levels) == 1:
-        text += f", so it crosses at about {_levels(crossing.levels, unit, '.1f')}"
+        text += f" (about even at {_levels(crossing.levels, unit, '.1f')})"
     return text
 
 
@@ -157,10 +157,13 @@ def _speculation(crossover: Crossover) -> str:
         )
         for name in ("tpot", "throughput")
     )
-    parts = [f"On {crossover.workload}, the lane {crossover.lane} {by_tpot} by TPOT"]
-    if tpots:
-        parts.append(f" ({crossover.baseline} / {crossover.lane}: {tpots})")
-    parts.append(f"; it {by_rate} by tokens/s" + (f" ({rates})" if rates else "") + ".")
+    parts = [f"Speculation on {crossover.workload} ({crossover.lane} against {crossover.baseline}): "]
+    if crossover.tpot.verdict is crossover.throughput.verdict and by_tpot == by_rate:
+        parts.append(f"it {by_tpot}, by TPOT ({tpots}) and by tokens/s ({rates}).")
+    else:
+        parts.append(
+            f"by TPOT it {by_tpot} ({tpots or 'no ratio'}); by tokens/s it {by_rate} ({rates or 'no ratio'})."
+        )
     if crossover.left_out:
         left_out = _levels(crossover.left_out, crossover.unit)
         parts.append(f" Left out, for a stage there may not be used or was cut: {left_out}.")
@@ -187,7 +190,7 @@ def power(crossovers: Sequence[Crossover]) -> Iterator[str]:
             else f"one run of each level and an assumed {ASSUMED_STAGE_SD:.0%} between two runs of a stage: "
             "--repeats 3 measures it"
         )
-        yield f"A ratio has to be above {sizes}, or below its inverse, to be settled here. It rests on {rests}."
+        yield f"A ratio above {sizes}, or below its inverse, is settled by this run. It rests on {rests}."
 
 
 def _failures(summary: Summary) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -16,6 +16,7 @@ from loadtest.judge.capacity import Capacity
 from loadtest.judge.wording import NOTHING, estimate, exact_or_rounded, number, share
 
 FULL_WIDTH = 132
+MAIN_TABLES = ("capacities", "table")  # what was measured; the others say how far to trust it
 INVALID = "INVALID"
 
 
@@ -37,11 +38,13 @@ class Row:
     Attributes:
         is_bad: to be marked; the cells say why in words too.
         is_start: the first of a group that is not the first.
+        why: its cells may not be used.
     """
 
     cells: tuple[str, ...]
     is_bad: bool = False
     is_start: bool = False
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,10 @@ class FilledTable:
     reading: str
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
+
+    @property
+    def num_bad(self) -> int:
+        return sum(row.is_bad for row in self.rows)
 
 
 # In words and in the first cell: a row that may not be used must be told apart without colour.
@@ -193,11 +200,22 @@ def agreement_table(summary: Summary, only_bad: bool = False) -> FilledTable | N
     )
 
 
-def print_tables(summary: Summary, console: Console) -> None:
-    """Print every table, and the notes under them."""
+def agreed(summary: Summary) -> str:
+    """How many quantities client and server agree on, in words."""
+    each = [agreement.agrees for stage in summary.stages for agreement in stage.agreements]
+    return f"{sum(each)} of {len(each)} quantities agree" if each else "nothing to compare"
+
+
+def print_tables(summary: Summary, console: Console, *, with_all: bool) -> None:
+    """Print the tables and the notes under them.
+
+    Args:
+        with_all: those too that say how far the others can be trusted.
+    """
     disagreements = agreement_table(summary, only_bad=True)
     for each in (*tables(summary), *([disagreements] if disagreements else [])):
-        print_table(each, console)
+        if with_all or each.name in MAIN_TABLES:
+            print_table(each, console)
     for stage in summary.stages:
         for note in (*(f"{INVALID}: {reason}" for reason in stage.invalid), *stage.notes):
             # Text, not markup: a note may hold brackets of an error message.
@@ -278,7 +296,8 @@ def _stage_rows(columns: Sequence[Column], stages: Iterable[StageSummary]) -> tu
         group = (stage.lane, stage.workload)
         is_bad = bool(stage.failures or stage.cut or stage.invalid)
         is_start = previous is not None and group != previous
-        rows.append(Row(_cells(columns, stage), is_bad, is_start))
+        why = f"{INVALID}: {'; '.join(stage.invalid)}" if stage.invalid else ""
+        rows.append(Row(_cells(columns, stage), is_bad, is_start, why))
         previous = group
     return tuple(rows)
 
@@ -298,9 +317,7 @@ def _without_empty_columns(filled: FilledTable) -> FilledTable:
         filled.title,
         filled.reading,
         tuple(filled.columns[index] for index in kept),
-        tuple(
-            Row(tuple(row.cells[index] for index in kept), row.is_bad, row.is_start) for row in filled.rows
-        ),
+        tuple(replace(row, cells=tuple(row.cells[index] for index in kept)) for row in filled.rows),
     )
 
 

@@ -110,6 +110,7 @@ from serving.core.exit_codes import ExitCode
     type=click.Path(path_type=Path),
     help="Go on with a sweep that was stopped or had no more time, in its directory and with its settings.",
 )
+@click.option("--tables", "all_tables", is_flag=True, help="Print every table, not only what was measured.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON instead of the table.")
 def main(
     base_url: str,
@@ -119,6 +120,7 @@ def main(
     out: Path | None,
     resume_dir: Path | None,
     as_json: bool,
+    all_tables: bool,
     **asked: Any,
 ) -> None:
     with job.usage_errors():
@@ -137,7 +139,7 @@ def main(
     with job.running(run, with_ceiling=True) as going:
         for measured in probes(going, sweep, 60 * max_minutes, len(run.stages)):
             going.keep(measured.stage)
-    end = job.report(run, going, as_json=as_json)
+    end = job.report(run, going, as_json=as_json, all_tables=all_tables)
     if end.signal is not None:
         click.echo(f"tandem sweep --resume {run.directory} goes on with it", err=True)
         sys.exit(end.exit_code)

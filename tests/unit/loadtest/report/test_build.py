@@ -59,7 +59,7 @@ def test_the_page_says_what_was_measured(built: Path) -> None:
         "Abacus 9000",
         "vllm 0.32.0",
         "avx2",
-        "pays at 1 user, costs at 8 users, cannot be told apart at 4 users, so it crosses at about 4.0 users",
+        "pays at 1 user, costs at 8 users, cannot be told apart at 4 users (about even at 4.0 users)",
         "0 of 156 requests",
     ):
         assert text in page, text
@@ -116,8 +116,9 @@ def test_an_invalid_run_says_so_first() -> None:
     invalid = stage("batched", invalid=(TOO_LATE,))
     made = hand_made([invalid, stage("sequential", tokens_per_s=20.0)])
     page = render(made, draw_all(made)).partition("<body>")[2]
-    assert page.index("INVALID: 1 of 2 stages") < page.index('class="findings"')
-    assert TOO_LATE in page
+    assert page.index("INVALID: 1 of 2 stages") < page.index("The highest throughput")
+    row = page[page.index("INVALID batched") :]
+    assert TOO_LATE in row[: row.index("</table>")], "the reason stands with the row it concerns"
     assert "What to do" in page
     assert "INVALID batched" in page  # its row in each table, told apart without colour
 

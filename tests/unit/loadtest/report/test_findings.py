@@ -152,7 +152,7 @@ def test_a_bench_with_an_objective_says_where_each_lane_holds_it() -> None:
         (
             Crossing(Verdict.UP_TO, (1, 4), (8,), (), (6.21,)),
             "users",
-            "pays at 1 and 4 users, costs at 8 users, so it crosses at about 6.2 users",
+            "pays at 1 and 4 users, costs at 8 users (about even at 6.2 users)",
         ),
         (
             Crossing(Verdict.PARTLY, (0.5,), (), (2.0,), ()),

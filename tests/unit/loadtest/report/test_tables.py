@@ -15,7 +15,8 @@ from tests.unit.loadtest.summaries import TOO_LATE, capacity, objective, probe, 
 
 def printed(made: Summary, width: int) -> str:
     out = io.StringIO()
-    print_tables(made, Console(file=out, width=width, force_terminal=True, color_system=None))
+    console = Console(file=out, width=width, force_terminal=True, color_system=None)
+    print_tables(made, console, with_all=True)
     return out.getvalue()
 
 
