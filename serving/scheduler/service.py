@@ -321,7 +321,7 @@ class SchedulerService:
             by_lane[lane].append({"band": band, "tenant": tenant, **counts})
         return dict(by_lane)
 
-    def replicas(self) -> list[dict[str, str]]:
+    def replicas(self) -> list[dict[str, Any]]:
         """What each ready replica said about its engine."""
         return [
             {
@@ -331,6 +331,7 @@ class SchedulerService:
                 "url": hello.info.url,
                 "engine": hello.engine.name,
                 "engine_version": hello.engine.version,
+                "has_model": hello.engine.has_model,
                 "dtype": hello.engine.dtype,
                 "device": hello.engine.device,
             }
@@ -388,7 +389,7 @@ def build_app(
         return service.status()
 
     @app.get("/replicas")
-    async def replicas() -> list[dict[str, str]]:
+    async def replicas() -> list[dict[str, Any]]:
         return service.replicas()
 
     @app.get("/targets")

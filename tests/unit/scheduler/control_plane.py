@@ -28,7 +28,7 @@ LANES = [
 ]
 
 
-ENGINE = EngineFacts(name="simulated", version="simulated 1", device="none", dtype="none")
+ENGINE = EngineFacts("simulated", "simulated 1", has_model=False, device="none", dtype="none")
 
 
 async def until(condition: Callable[[], bool], limit_s: float = 20) -> None:
