@@ -161,6 +161,10 @@ class SchedulerConfig(_Settings):
         return names.index(name) if name in names else None
 
 
+# Keys of `SpeculationConfig` that one method has: given with another they are refused, and vLLM is not told them.
+METHOD_OF_KEY = {"model": "draft_model", "prompt_lookup_min": "ngram", "prompt_lookup_max": "ngram"}
+
+
 class SpeculationConfig(_Settings):
     """Draft and verify; the settings have the names of vLLM's `speculative_config`."""
 
@@ -185,9 +189,10 @@ class SpeculationConfig(_Settings):
             raise ValueError(
                 f"model must be given for method draft_model, and only there; method={self.method}"
             )
-        lookup = sorted({"prompt_lookup_min", "prompt_lookup_max"} & self.model_fields_set)
-        if lookup and self.method != "ngram":
-            raise ValueError(f"{lookup[0]} is for method ngram only; method={self.method}")
+        # Of what was given, not of defaults; `tandem export` keeps them apart, for it writes only what was set.
+        for key in sorted(self.model_fields_set & METHOD_OF_KEY.keys()):
+            if (method := METHOD_OF_KEY[key]) != self.method and getattr(self, key) is not None:
+                raise ValueError(f"{key} is for method {method} only; method={self.method}")
         return self
 
 
