@@ -39,7 +39,7 @@ from serving.engines.make import make_engine
 from serving.engines.replica import EngineReplica
 from serving.engines.vllm import environment
 from serving.gateway import api_keys
-from serving.gateway.app import build_app as build_gateway_app
+from serving.gateway.app import build_gateway_app
 from serving.gateway.completion import Services
 from serving.gateway.metrics import GatewayMetrics
 from serving.gateway.metrics_page import build_own_app
@@ -48,8 +48,7 @@ from serving.gateway.upstream import UpstreamClient
 from serving.http_server import serve_app
 from serving.machine import port_fault
 from serving.scheduler.client import SchedulerClient
-from serving.scheduler.service import SchedulerService
-from serving.scheduler.service import build_app as build_scheduler_app
+from serving.scheduler.service import SchedulerService, build_scheduler_app
 from serving.tracing.otlp import Tracing, is_wanted
 from serving.tracing.span_log import SpanLog
 

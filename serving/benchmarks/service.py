@@ -21,7 +21,7 @@ from serving.http_server import serve_app
 from serving.scheduler.channel import keep_connected, listen
 from serving.scheduler.client import SchedulerClient
 from serving.scheduler.protocol import ReplicaHello, encode
-from serving.scheduler.service import SchedulerService, build_app
+from serving.scheduler.service import SchedulerService, build_scheduler_app
 
 START_LIMIT_S = 30.0
 LANE = LaneConfig(
@@ -80,7 +80,9 @@ def _serve(pipe: Connection) -> None:
 async def _serve_until_closed(pipe: Connection) -> None:
     service = SchedulerService(SchedulerConfig(max_waiting_requests=100_000), [LANE], settle_s=0)
     address = ""
-    server, serving, address = await serve_app(build_app(service, own_address=lambda: address), LOOPBACK)
+    server, serving, address = await serve_app(
+        build_scheduler_app(service, own_address=lambda: address), LOOPBACK
+    )
     pipe.send(address)
     await asyncio.to_thread(pipe.poll, None)
     server.should_exit = True

@@ -19,6 +19,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+CODE = ("serving", "loadtest", "dashboards", "tests")
 METRIC_COLUMNS = ("name", "type", "unit", "labels", "exporter", "help")
 # A unit by the end of the name, as Prometheus wants it; other metrics count things named in the table.
 UNIT_BY_SUFFIX = {
@@ -112,6 +113,18 @@ def test_architecture_names_every_package_once() -> None:
         if (folder / "__init__.py").exists()
     }
     assert sorted(named) == sorted({*packages, "dashboards"})
+
+
+@pytest.mark.parametrize("document", ["docs/architecture.md", "CONTRIBUTING.md"])
+def test_files_and_functions_that_are_named_exist(document: str) -> None:
+    """`some/module.py`, from the root or from a package that is clear, and `some/module.py:name`."""
+    text = prose(ROOT / document)
+    sources = [path for folder in CODE for path in (ROOT / folder).rglob("*.py")]
+    for path, name in re.findall(r"`([\w/]+\.py)(?::(\w+))?`", text):
+        found = [each.read_text() for each in sources if each.as_posix().endswith(f"/{path}")]
+        assert found, path
+        definition = rf"^\s*(?:async def|def|class) {name}\b|^{name}\b.* = "
+        assert not name or any(re.search(definition, each, re.MULTILINE) for each in found), f"{path}:{name}"
 
 
 def test_architecture_is_read_in_one_go() -> None:

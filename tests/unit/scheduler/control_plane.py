@@ -19,7 +19,7 @@ from serving.core.request import Lease, ReplicaVerdict, RequestEnd
 from serving.http_server import serve_app
 from serving.scheduler import protocol
 from serving.scheduler.client import SchedulerClient
-from serving.scheduler.service import SchedulerService, build_app
+from serving.scheduler.service import SchedulerService, build_scheduler_app
 from tests.unit.scheduler.examples import request
 
 LANES = [
@@ -59,7 +59,7 @@ class ControlPlane:
 
     async def start(self, *, settle_s: float = 0, **settings: Any) -> None:
         self.service = SchedulerService(SchedulerConfig(**settings), LANES, self.clock, settle_s)
-        app = build_app(self.service, own_address=lambda: self._address or "")
+        app = build_scheduler_app(self.service, own_address=lambda: self._address or "")
         self._server, self._serving, self._address = await serve_app(app, "127.0.0.1")
 
     async def stop(self) -> None:
