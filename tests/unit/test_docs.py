@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.offer.workload import WORKLOAD_NAMES
 from serving import config
 from serving.cli.verbs import tandem
 from serving.core.errors import ERROR_SHAPES, Reason
@@ -76,6 +77,26 @@ def test_metrics_table_is_the_list_in_the_code() -> None:
     assert with_table(text) == text, "`make dashboards` writes it again"
     names = [row["name"] for row in table(prose(ROOT / "docs/metrics.md"), *METRIC_COLUMNS)]
     assert names == [metric.name for metric in METRICS]
+
+
+@pytest.mark.parametrize(
+    ("document", "headings", "names"),
+    [
+        ("scheduling.md", ("scheduler.order", "next is"), config.ORDERS),
+        ("scheduling.md", ("scheduler.placement", "takes"), config.PLACEMENTS),
+        (
+            "workloads.md",
+            ("workload", "what is asked", "prompt tokens", "answer tokens", "what it shows"),
+            WORKLOAD_NAMES,
+        ),
+    ],
+    ids=["orders", "placements", "workloads"],
+)
+def test_tables_of_what_can_be_chosen_name_all_of_it(
+    document: str, headings: tuple[str, ...], names: tuple[str, ...]
+) -> None:
+    rows = table(prose(ROOT / "docs" / document), *headings)
+    assert sorted(row[headings[0]] for row in rows) == sorted(names)
 
 
 def test_a_document_without_the_table_is_refused() -> None:
