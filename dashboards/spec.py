@@ -1,6 +1,7 @@
 """What a dashboard is made of: questions, panels and PromQL. No Grafana in here.
 
 Every rate is over one minute, in the panels as in the recording rules, so that panels can be compared.
+What several panels or alerts ask is a recording rule of `prometheus/rules`; what one panel asks stands in it.
 A query may hold the variables of `VARIABLES`; each stands in a regular expression: `lane=~"$lane"`.
 """
 
@@ -57,7 +58,7 @@ class Panel:
     """One picture.
 
     Attributes:
-        description: one sentence: what it shows, and what to look for.
+        description: one sentence without code marks: what it shows, and what to look for.
         unit: as Grafana names it.
         thresholds: value from which a colour holds; below the first it is green.
         width: of 24.
@@ -80,7 +81,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Panels under one heading."""
+    """Panels under one heading; their widths add up to 24, or to a multiple of it."""
 
     title: str
     panels: tuple[Panel, ...]

@@ -24,9 +24,12 @@ Seconds = Annotated[float, Field(gt=0, le=3600)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Order = Literal["fcfs", "priority", "sjf", "edf", "fair"]
 Placement = Literal["least_outstanding", "power_of_two", "prefix_affinity"]
+EngineName = Literal["vllm", "simulated"]
 
 ORDERS: tuple[str, ...] = get_args(Order)
 PLACEMENTS: tuple[str, ...] = get_args(Placement)
+ENGINES: tuple[EngineName, ...] = get_args(EngineName)
+ENGINES_WITHOUT_MODEL: frozenset[EngineName] = frozenset({"simulated"})
 MAX_NODES = 100_000  # scalars, lists and mappings of a file, aliases written out
 # Of times made of a `SimulatedProfile`: three steps of 10 ms are 30 ms, whatever floating point says.
 ROUNDING_S = 1e-6
@@ -158,6 +161,10 @@ class SchedulerConfig(_Settings):
         return names.index(name) if name in names else None
 
 
+# Keys of `SpeculationConfig` that one method has: given with another they are refused, and vLLM is not told them.
+METHOD_OF_KEY = {"model": "draft_model", "prompt_lookup_min": "ngram", "prompt_lookup_max": "ngram"}
+
+
 class SpeculationConfig(_Settings):
     """Draft and verify; the settings have the names of vLLM's `speculative_config`."""
 
@@ -182,9 +189,10 @@ class SpeculationConfig(_Settings):
             raise ValueError(
                 f"model must be given for method draft_model, and only there; method={self.method}"
             )
-        lookup = sorted({"prompt_lookup_min", "prompt_lookup_max"} & self.model_fields_set)
-        if lookup and self.method != "ngram":
-            raise ValueError(f"{lookup[0]} is for method ngram only; method={self.method}")
+        # Of what was given, not of defaults; `tandem export` keeps them apart, for it writes only what was set.
+        for key in sorted(self.model_fields_set & METHOD_OF_KEY.keys()):
+            if (method := METHOD_OF_KEY[key]) != self.method and getattr(self, key) is not None:
+                raise ValueError(f"{key} is for method {method} only; method={self.method}")
         return self
 
 
@@ -241,7 +249,7 @@ class LaneConfig(_Settings):
 
     name: Name
     strategy: Annotated[Strategy, Strict(False)]
-    engine: Literal["vllm", "simulated"] = "vllm"
+    engine: EngineName = "vllm"
     replicas: int = Field(1, ge=1, le=1000)
     max_num_seqs: int = Field(16, ge=1, le=4096)
     dispatch_margin: int = Field(0, ge=0, le=256)  # requests sent to a replica beyond max_num_seqs
@@ -286,6 +294,11 @@ class LaneConfig(_Settings):
         """Requests the scheduler keeps on one replica at once."""
         return self.max_num_seqs + self.dispatch_margin
 
+    @property
+    def has_model(self) -> bool:
+        """Whether its engines compute with the lab's model, or only act as if."""
+        return self.engine not in ENGINES_WITHOUT_MODEL
+
 
 class LabConfig(_Settings):
     """The whole lab."""
@@ -306,6 +319,11 @@ class LabConfig(_Settings):
         if not any(lane.takes_unpinned for lane in lanes):
             raise ValueError("no lane takes unpinned requests; set takes_unpinned: true on at least one")
         return lanes
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether any of its engines computes with the model."""
+        return any(lane.has_model for lane in self.lanes)
 
     def lane(self, name: str) -> LaneConfig:
         """The lane of that name; KeyError when there is none."""

@@ -35,12 +35,11 @@ from serving.config import LabConfig, LaneConfig
 from serving.core.addresses import LOOPBACK
 from serving.core.errors import ConfigError, TandemError
 from serving.core.ray_application import APP_NAME, ENGINE_RESOURCE, OBJECT_STORE_BYTES
-from serving.engines.base import Engine
+from serving.engines.make import make_engine
 from serving.engines.replica import EngineReplica
-from serving.engines.simulated.engine import SimulatedEngine
-from serving.engines.vllm import VllmEngine, environment
+from serving.engines.vllm import environment
 from serving.gateway import api_keys
-from serving.gateway.app import build_app as build_gateway_app
+from serving.gateway.app import build_gateway_app
 from serving.gateway.completion import Services
 from serving.gateway.metrics import GatewayMetrics
 from serving.gateway.metrics_page import build_own_app
@@ -49,8 +48,7 @@ from serving.gateway.upstream import UpstreamClient
 from serving.http_server import serve_app
 from serving.machine import port_fault
 from serving.scheduler.client import SchedulerClient
-from serving.scheduler.service import SchedulerService
-from serving.scheduler.service import build_app as build_scheduler_app
+from serving.scheduler.service import SchedulerService, build_scheduler_app
 from serving.tracing.otlp import Tracing, is_wanted
 from serving.tracing.span_log import SpanLog
 
@@ -107,7 +105,7 @@ class EngineDeployment:
         os.environ.update(environment(lane, config.model))
         replica_id = f"{lane.name}-{serve.get_replica_context().replica_id.unique_id}"
         self._replica = EngineReplica(
-            _engine(config, lane),
+            make_engine(lane, config.model, model_names(config)),
             lane,
             replica_id,
             config.model.name,
@@ -212,13 +210,6 @@ def _scheduler_address(scheduler: DeploymentHandle) -> Callable[[], Any]:
     return address
 
 
-def _engine(config: LabConfig, lane: LaneConfig) -> Engine:
-    served_names = model_names(config)
-    if lane.engine == "simulated":
-        return SimulatedEngine(lane, served_names, config.model.max_model_len)
-    return VllmEngine(lane, config.model, model_store.resolve(config.model.path), served_names)
-
-
 def application(config: LabConfig) -> serve.Application:
     """The Serve application: the scheduler, every lane, and the gateway in front."""
     common: dict[str, Any] = {
@@ -308,7 +299,7 @@ class RayLab:
             ConfigError: the model is not there.
             LabStartError: no cluster at the address, or a deployment failed; the text says which and why.
         """
-        if self.address is None and any(lane.engine == "vllm" for lane in config.lanes):
+        if self.address is None and config.needs_model:
             model_store.resolve(config.model.path)
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         if self.address is None:

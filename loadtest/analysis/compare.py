@@ -431,7 +431,7 @@ def _warnings(
     for name, run in (("A", a.summary), ("B", b.summary)):
         if invalid := [stage.key for stage in run.stages if stage.invalid]:
             yield f"INVALID: run {name} ({run.run.id}) in {', '.join(invalid)}. Nothing is said of these stages."
-        if simulated := [lane.lane for lane in run.lanes if "simulated" in lane.engine]:
+        if simulated := [lane.lane for lane in run.lanes if not lane.has_model]:
             yield f"Run {name} has a simulated engine in {', '.join(simulated)}: it says nothing of a model."
     kinds = dict.fromkeys(each.name.partition(".")[0] for each in differences)
     if apart := [kind for kind in kinds if kind in ("machine", "versions", "model", "config", "objective")]:

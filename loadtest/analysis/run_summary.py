@@ -17,6 +17,7 @@ from loadtest.judge.capacity import Capacity, CapacitySearch, Probe, rounded
 from loadtest.judge.slo import Slo, parse_slo
 from loadtest.offer.load import OpenLoop
 from loadtest.run.directory import REQUESTS_FILE, RunFile, read_run
+from serving.core.lane import has_model
 
 
 def summarize_dir(directory: Path) -> Summary:
@@ -112,6 +113,7 @@ def _lanes(run: RunFile) -> tuple[LaneSummary, ...]:
                 lane=name,
                 strategy=strategies.get(name, "unknown"),
                 engine=", ".join(sorted(engines)) or "unknown",
+                has_model=all(map(has_model, replicas)),
                 replicas=len(replicas),
                 memory_bytes=memory_bytes(scrapes, name),
             )

@@ -133,11 +133,17 @@ class StageSummary:
 
 @dataclass(frozen=True, slots=True)
 class LaneSummary:
-    """A lane over the whole run; memory is the largest value seen, None when no replica told."""
+    """A lane over the whole run.
+
+    Attributes:
+        has_model: whether its engines computed with a model; where not, its figures say nothing of one.
+        memory_bytes: the largest seen; None when no replica told.
+    """
 
     lane: str
     strategy: str
     engine: str
+    has_model: bool
     replicas: int
     memory_bytes: float | None
 

@@ -200,7 +200,7 @@ def scoring(lab: TracedLab) -> Scoring:
         LessonError: a request failed.
     """
     lane = need(lab, Strategy.BATCHED)
-    if lab.is_simulated:
+    if not lab.has_model:
         raise LeftOutError("A simulated engine computes no probabilities, so there is nothing to score.")
     # One more than is shown: the first token comes with the prompt's step.
     wanted = {"prompt": OPENING, "logprobs": 0, "return_token_ids": True}

@@ -84,7 +84,7 @@ def _try(work: Callable[[], Found]) -> Found | LeftOut:
 
 def _timelines(lab: TracedLab) -> tuple[Timeline, Timeline]:
     measure.need(lab, Strategy.SPECULATIVE)
-    file = None if lab.is_simulated else tokenizer_of(lab.description["model"]["path"])
+    file = tokenizer_of(lab.description["model"]["path"]) if lab.has_model else None
     text = None if file is None else TokenText(file)
     return measure.timeline(lab, Strategy.BATCHED, text), measure.timeline(lab, Strategy.SPECULATIVE, text)
 

@@ -13,7 +13,7 @@ from typing import Any
 from loadtest.client.lab import describe_lab
 from serving.core.client_key import key_headers
 from serving.core.http_get import GetError, get, post
-from serving.core.lane import Strategy
+from serving.core.lane import Strategy, has_model
 from serving.tracing.events import StepEvent, to_last_token
 from serving.tracing.recording import RecordingError, recording
 
@@ -89,8 +89,9 @@ class TracedLab:
         return int(self.description["model"]["max_model_len"])
 
     @property
-    def is_simulated(self) -> bool:
-        return any(replica["engine"] == "simulated" for replica in self.description["replicas"])
+    def has_model(self) -> bool:
+        """Whether all of its engines compute with the model."""
+        return all(map(has_model, self.description["replicas"]))
 
     def replicas(self, lane: str) -> list[dict[str, Any]]:
         """What the replicas of a lane said of themselves."""

@@ -199,7 +199,11 @@ def _fit(counter: TokenCounter, tokens: int, wording: Callable[[str], str], text
 
 
 def _draw(name: str, slot: Slot, choices: Sequence[Choice]) -> tuple[int, Choice]:
-    """How often all choices were used before this number, and this number's choice."""
+    """How often all choices were used before this number, and this number's choice.
+
+    Args:
+        name: of this draw and no other: draws of one name come in one order.
+    """
     return slot.number // len(choices), choices[place_in_order(name, slot, len(choices))]
 
 

@@ -87,6 +87,8 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class _BuiltIn:
+    """A workload of ours; `prompt_tokens` None: as long as its text is, unless a size is asked for."""
+
     write: Callable[[Slot], tuple[Message, ...]]
     prompt_tokens: int | None
     output_tokens: int

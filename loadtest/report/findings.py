@@ -235,7 +235,7 @@ def _time(time_s: Estimate | None) -> str:
 def warnings(summary: Summary) -> tuple[str, ...]:
     """What takes weight from the figures, for the top of the report."""
     sentences = []
-    if simulated := [lane.lane for lane in summary.lanes if "simulated" in lane.engine]:
+    if simulated := [lane.lane for lane in summary.lanes if not lane.has_model]:
         sentences.append(
             f"Simulated engine in {', '.join(simulated)}: these figures say nothing about a model or a machine."
         )

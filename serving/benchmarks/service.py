@@ -21,7 +21,7 @@ from serving.http_server import serve_app
 from serving.scheduler.channel import keep_connected, listen
 from serving.scheduler.client import SchedulerClient
 from serving.scheduler.protocol import ReplicaHello, encode
-from serving.scheduler.service import SchedulerService, build_app
+from serving.scheduler.service import SchedulerService, build_scheduler_app
 
 START_LIMIT_S = 30.0
 LANE = LaneConfig(
@@ -80,7 +80,9 @@ def _serve(pipe: Connection) -> None:
 async def _serve_until_closed(pipe: Connection) -> None:
     service = SchedulerService(SchedulerConfig(max_waiting_requests=100_000), [LANE], settle_s=0)
     address = ""
-    server, serving, address = await serve_app(build_app(service, own_address=lambda: address), LOOPBACK)
+    server, serving, address = await serve_app(
+        build_scheduler_app(service, own_address=lambda: address), LOOPBACK
+    )
     pipe.send(address)
     await asyncio.to_thread(pipe.poll, None)
     server.should_exit = True
@@ -117,7 +119,7 @@ async def _be_replica(socket: aiohttp.ClientWebSocketResponse) -> None:
         max_running=LANE.max_running,
         takes_unpinned=LANE.takes_unpinned,
     )
-    hello = ReplicaHello(info, EngineFacts(name="simulated", version="none", device="none", dtype="none"))
+    hello = ReplicaHello(info, EngineFacts("simulated", "none", has_model=False, device="none", dtype="none"))
     await socket.send_str(encode(hello).decode())
     await listen(socket, lambda _: None)
 

@@ -145,7 +145,7 @@ def _refuse_what_is_not_here(lab: LabConfig, path: Path, *, has_engines: bool = 
     if fault := machine.host_fault(host):
         raise ConfigError(f"{path}: gateway.host = {host!r}: {fault}; it must be an address of this machine")
     with naming(path):
-        if has_engines and _needs_model(lab) and lab.model.path != "auto":
+        if has_engines and lab.needs_model and lab.model.path != "auto":
             model_store.resolve(lab.model.path)
         for lane in lab.lanes if has_engines else ():
             if lane.speculation is not None and lane.speculation.model is not None:
@@ -172,15 +172,11 @@ def _have_model(lab: LabConfig, path: Path) -> None:
     Raises:
         ConfigError: its package is not installed, or the cache cannot be written.
     """
-    if not _needs_model(lab) or lab.model.path != "auto":
+    if not lab.needs_model or lab.model.path != "auto":
         return
     if not model_store.is_prepared(model_store.default_model_path()):
         with naming(path), progress() as say:
             model_store.prepare(say)
-
-
-def _needs_model(lab: LabConfig) -> bool:
-    return any(lane.engine == "vllm" for lane in lab.lanes)
 
 
 def _ray_lab(address: str | None) -> RayLab:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 ANY_LANE = "any"  # label of requests that leave the lane to the scheduler, until it has chosen one
 
@@ -39,9 +41,22 @@ class ReplicaInfo:
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What an engine is; `name` is `vllm` or `simulated`."""
+    """What an engine is.
+
+    Attributes:
+        name: as `lanes[].engine` has it.
+        has_model: whether it computes with the lab's model; figures of one that does not say nothing of a model.
+        device, dtype: `none` without a model.
+    """
 
     name: str
     version: str
+    has_model: bool
     device: str
     dtype: str
+
+
+def has_model(replica: Mapping[str, Any]) -> bool:
+    """Whether a replica's engine computes with a model, by what `/replicas`, `/lab` and run.json hold of it."""
+    # Labs of before this key had but one engine without.
+    return bool(replica.get("has_model", replica.get("engine") != "simulated"))

@@ -131,36 +131,55 @@ class EngineTally:
 
 
 class Engine(Protocol):
-    """An engine that speaks the OpenAI API by an ASGI application of its own, `/metrics` included."""
+    """An engine that speaks the OpenAI API by an ASGI application of its own. `engines.make` makes it.
+
+    Of the application the paths of `route_filter.LAB_ROUTES` are served, streams as server-sent events, a closed
+    connection ends the generation, and more than `max_num_seqs` requests wait inside. Figures are compared over
+    answers of one length, so it should honour `min_tokens` and `ignore_eos`: each shorter answer is a warning.
+    """
 
     @property
-    def tally(self) -> EngineTally: ...
+    def tally(self) -> EngineTally:
+        """Its own counts. `running` must be true: a replica that stops cuts its streams once that is 0.
+
+        `finished` is what tests trust; its ids contain the `x-request-id` that the request came with.
+        """
+        ...
 
     @property
-    def facts(self) -> EngineFacts: ...
+    def facts(self) -> EngineFacts:
+        """What the scheduler, `/lab` and reports say of it; read after `start`."""
+        ...
 
     @property
     def step_log(self) -> StepLog:
-        """Where it writes its steps while they are wanted."""
+        """Where a `StepWriter` writes its steps while they are wanted; without one nothing can be recorded."""
         ...
 
     @property
     def registry(self) -> CollectorRegistry:
-        """What the application's `/metrics` shows."""
+        """What the application's `/metrics` shows, the replica's own metrics included, so no other engine's.
+
+        Dashboards and reports read vLLM's names, `VLLM_*` of `serving.metrics.names`, and show nothing of others.
+        """
         ...
 
     async def start(self) -> ASGIApp:
-        """Load the model and give the application that serves it."""
+        """Load the model and give the application; its first request is a completion of at most 8 tokens.
+
+        Raises:
+            TandemError: it cannot start; the replica is not announced and the lab says why.
+        """
         ...
 
     def served_by(self, server: uvicorn.Server) -> None:
-        """Learn the HTTP server of the application."""
+        """Learn the HTTP server of the application, which may end it; most engines need not know."""
         ...
 
     def check(self) -> None:
-        """Raise when the engine is dead and its replica should be replaced."""
+        """Asked several times a second: raise a RuntimeError when the engine is dead and should be replaced."""
         ...
 
     def close(self) -> None:
-        """End the engine and all its processes."""
+        """End the engine and all its processes, also when it has not started; close the step log."""
         ...

@@ -66,6 +66,7 @@ class EngineReplica:
 
     async def start(self, host: str) -> str:
         """Return the base URL once the engine has answered a first request; only then may others come."""
+        # Wrapped from the inside: a request meets the last wrapper first.
         app = only_lab_routes(await self._engine.start())
         if self._tracing is not None:
             app = with_engine_span(app, self._tracing)

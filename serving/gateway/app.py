@@ -32,7 +32,7 @@ NO_KEYS = ApiKeys()
 AskScheduler = Callable[[str], Awaitable[Any]]
 
 
-def build_app(
+def build_gateway_app(
     config: LabConfig, services: Services, ask_scheduler: AskScheduler, keys: ApiKeys = NO_KEYS
 ) -> FastAPI:
     """The application.
@@ -62,6 +62,7 @@ def build_app(
             return Response(
                 status_code=ERROR_SHAPES[Reason.CLIENT_CLOSED].status
             )  # nobody is there to read it
+        # An ASGI response, run by whom it is returned to: Starlette calls it with the connection.
         return Completion(
             services,
             routed,

@@ -20,9 +20,12 @@ DEFAULT_SLO = SloConfig()
 
 
 class GatewayMetrics:
-    """The gateway's metrics, in a registry of their own; `lanes` have theirs from the start, at 0.
+    """The gateway's metrics, in a registry of their own.
+
+    A collector that is public is fed directly; the others by methods, each for something that befell a request.
 
     Args:
+        lanes: those whose judged streams and reroutes are there from the start, at 0.
         slo: what streams are judged by.
         tenants: those with a name of their own in the metrics, however many others there are.
     """

@@ -15,7 +15,14 @@ from serving.core.errors import Reason, UpstreamError
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """A replica's answer, headers read and body still to come."""
+    """A replica's answer, headers read and body still to come.
+
+    Attributes:
+        chunks: the body, once; each wait for more of it has its limit.
+
+    Raises:
+        UpstreamError: from `chunks`: the answer broke off, or fell silent.
+    """
 
     status: int
     content_type: str

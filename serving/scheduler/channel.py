@@ -10,7 +10,7 @@ import aiohttp
 
 from serving import __version__
 from serving.core.errors import TandemError
-from serving.scheduler.protocol import BAD_HELLO, BAD_MESSAGE, PROTOCOL_VERSION
+from serving.scheduler.protocol import BAD_HELLO, BAD_MESSAGE, CONTROL_PATH, PROTOCOL_VERSION
 from serving.scheduler.quiet_log import QuietLog
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ async def keep_connected(
         while True:
             delay_s = RECONNECT_DELAY_S
             try:
-                url = f"http://{await address()}/control"
+                url = f"http://{await address()}{CONTROL_PATH}"
                 async with session.ws_connect(url, heartbeat=HEARTBEAT_S) as channel:
                     await talk(channel)
             except ChannelRefusedError as refusal:

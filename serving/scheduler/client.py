@@ -37,6 +37,8 @@ ALONE_TICK_S = 0.5
 
 @dataclass(eq=False)
 class _Pending:
+    """A request that waits; whoever has its answer, `_settle` or a refusal of our own, puts it into the future."""
+
     request: SchedulingRequest
     since_s: float = field(default_factory=time.monotonic)
     answer: asyncio.Future[Granted] = field(
@@ -73,7 +75,7 @@ class SchedulerClient:
         self._alone_since_s = time.monotonic()
 
     async def run(self) -> None:
-        """Keep the channel open; run it as a task for the gateway's life."""
+        """Keep the channel open; the gateway's deployment runs it as a task for its life."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(keep_connected(self._address, self._talk))
             tasks.create_task(self._refuse_while_alone())
@@ -131,11 +133,13 @@ class SchedulerClient:
             self._tell(Release(request_id, held.end))
 
     def _tell(self, message: ToScheduler) -> None:
-        # Without a channel nothing needs saying: the next hello reports what is held and submits what waits.
+        # `_talk` makes the outbox when a channel opens. Without one nothing needs saying: the next hello reports
+        # what is held and submits what waits.
         if self._outbox is not None:
             self._outbox.put_nowait(encode(message).decode())
 
     async def _talk(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        """What is said and heard on one channel, from its hello to its end."""
         # No await before all of this is queued: a lease that ended in between would stay booked for ever.
         self._outbox = outbox = asyncio.Queue[str]()
         self._tell(GatewayHello(self._gateway_id, self._metrics_address, list(self._held.values())))
@@ -144,23 +148,23 @@ class SchedulerClient:
                 # It waited already, with no scheduler or with the one before.
                 waited_s = time.monotonic() - pending.since_s
                 self._tell(Submit(replace(pending.request, age_s=pending.request.age_s + waited_s)))
-        writer = asyncio.create_task(_write(socket, outbox))
+        sender = asyncio.create_task(_send_all(socket, outbox))
         try:
-            await listen(socket, lambda text: self._handle(decode_from_scheduler(text)))
+            await listen(socket, lambda text: self._hear(decode_from_scheduler(text)))
         finally:
-            writer.cancel()
+            sender.cancel()
             self._outbox = None
             if self._connected.is_set():  # else it is alone for as long as before
                 self._connected.clear()
                 self._alone_since_s = time.monotonic()
 
-    def _handle(self, message: FromScheduler) -> None:
+    def _hear(self, message: FromScheduler) -> None:
         if isinstance(message, Welcome):
             self._connected.set()
         else:
-            self._answer(message)
+            self._settle(message)
 
-    def _answer(self, message: Granted | Refused) -> None:
+    def _settle(self, message: Granted | Refused) -> None:
         pending = self._pending.get(message.request_id)
         if pending is None or pending.answer.done():
             return  # the client left; Withdraw is on its way and gives the lease back
@@ -177,7 +181,7 @@ def _refused(message: Refused) -> RefusedError:
     return RefusedError(Reason(message.reason), message.message, message.retry_after_s)
 
 
-async def _write(socket: aiohttp.ClientWebSocketResponse, outbox: asyncio.Queue[str]) -> None:
+async def _send_all(socket: aiohttp.ClientWebSocketResponse, outbox: asyncio.Queue[str]) -> None:
     with contextlib.suppress(aiohttp.ClientConnectionResetError):  # the reader sees the end too
         while True:
             await socket.send_str(await outbox.get())

@@ -48,7 +48,7 @@ class PlacementPolicy(Protocol):
 
 
 class LeastOutstanding:
-    """The replica with the fewest outstanding tokens; equals are drawn at random, so none is favoured."""
+    """`least_outstanding`: the replica with the fewest outstanding tokens; equals are drawn at random."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -64,7 +64,7 @@ class LeastOutstanding:
 
 
 class PowerOfTwo:
-    """The less loaded of two replicas drawn at random."""
+    """`power_of_two`: the less loaded of two replicas drawn at random."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -79,7 +79,7 @@ class PowerOfTwo:
 
 
 class PrefixAffinity:
-    """The replica that has seen the longest part of the prompt, unless it is too busy: load beats locality.
+    """`prefix_affinity`: the replica that has seen most of the prompt, unless it is too busy: load beats locality.
 
     Args:
         gap_tokens: how many outstanding tokens a match may be above the least loaded replica.

@@ -18,6 +18,7 @@ from serving.core.request import Lease, RequestEnd, SchedulingRequest
 # Raise it with every change of a message, or of what one means. Scheduler, gateways and replicas come from one
 # release; the number tells them apart where two of them meet.
 PROTOCOL_VERSION = 1
+CONTROL_PATH = "/control"
 # Why the scheduler closes a channel, as codes of RFC 6455; the close frame says more.
 BAD_HELLO = 1002
 BAD_MESSAGE = 1008

@@ -28,6 +28,7 @@ from serving.scheduler.metrics import SchedulerMetrics
 from serving.scheduler.protocol import (
     BAD_HELLO,
     BAD_MESSAGE,
+    CONTROL_PATH,
     FromScheduler,
     GatewayHello,
     Granted,
@@ -170,6 +171,7 @@ class SchedulerService:
     # Requests
 
     def _handle(self, gateway: _Gateway, message: ToScheduler) -> None:
+        """Do what a gateway says, then place what now can be placed: the newcomer, or whoever has room by it."""
         match message:
             case Submit(request):
                 self._submit(gateway, request)
@@ -183,6 +185,7 @@ class SchedulerService:
         self._dispatch()
 
     def _submit(self, gateway: _Gateway, request: SchedulingRequest) -> None:
+        """Queue it or refuse it; `_dispatch`, which follows every message, is what places it."""
         if refusal := self._core.submit(request, self._clock()):
             self._refuse(gateway, request.request_id, refusal)
         else:
@@ -198,6 +201,7 @@ class SchedulerService:
             logger.error("gateway %s: %s", gateway.hello.gateway_id, error)
 
     def _dispatch(self) -> None:
+        """Tell the gateways of each request that the core has placed."""
         for grant in self._core.dispatch(self._clock()):
             self._grant(grant)
 
@@ -321,7 +325,7 @@ class SchedulerService:
             by_lane[lane].append({"band": band, "tenant": tenant, **counts})
         return dict(by_lane)
 
-    def replicas(self) -> list[dict[str, str]]:
+    def replicas(self) -> list[dict[str, Any]]:
         """What each ready replica said about its engine."""
         return [
             {
@@ -331,6 +335,7 @@ class SchedulerService:
                 "url": hello.info.url,
                 "engine": hello.engine.name,
                 "engine_version": hello.engine.version,
+                "has_model": hello.engine.has_model,
                 "dtype": hello.engine.dtype,
                 "device": hello.engine.device,
             }
@@ -357,7 +362,7 @@ class SchedulerService:
         return targets
 
 
-def build_app(
+def build_scheduler_app(
     service: SchedulerService,
     own_address: Callable[[], str],
     node_targets: Callable[[], list[dict[str, Any]]] = list,
@@ -379,7 +384,7 @@ def build_app(
 
     # All routes are coroutines: the core is not for two threads.
 
-    @app.websocket("/control")
+    @app.websocket(CONTROL_PATH)
     async def control(socket: WebSocket) -> None:
         await service.serve_connection(socket)
 
@@ -388,7 +393,7 @@ def build_app(
         return service.status()
 
     @app.get("/replicas")
-    async def replicas() -> list[dict[str, str]]:
+    async def replicas() -> list[dict[str, Any]]:
         return service.replicas()
 
     @app.get("/targets")

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from serving.config import ORDERS, SchedulerConfig, TenantConfig
 from serving.core.request import SchedulingRequest
-from serving.scheduler.order import (
-    EarliestDeadlineFirst,
-    FairTokens,
-    FirstComeFirstServed,
-    PriorityBands,
-    ShortestJobFirst,
-    WaitingRequest,
-)
+from serving.scheduler.order import WaitingRequest, order_policy
 from serving.scheduler.queue import Eligibility, WaitingQueue
 
 LANES = (None, "batched", "sequential")
@@ -23,13 +18,6 @@ BANDS = (0, 1)
 ELIGIBILITIES = [
     Eligibility(lane, plain, band) for lane in LANES for plain in (False, True) for band in BANDS
 ]
-POLICIES = (
-    FirstComeFirstServed,
-    PriorityBands,
-    lambda: ShortestJobFirst(2),
-    EarliestDeadlineFirst,
-    lambda: FairTokens({"a": 2.0}),
-)
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -41,9 +29,12 @@ class QueueMachine(RuleBasedStateMachine):
         self.now_s = 0
         self.serial = 0
 
-    @initialize(number=st.integers(0, len(POLICIES) - 1))
-    def start(self, number: int) -> None:
-        self.policy = POLICIES[number]()
+    @initialize(order=st.sampled_from(ORDERS))
+    def start(self, order: Any) -> None:
+        config = SchedulerConfig(
+            order=order, ageing_tokens_per_s=2, tenants=(TenantConfig(name="a", weight=2),)
+        )
+        self.policy = order_policy(config)
         self.queue = WaitingQueue(self.policy)
 
     @rule(

@@ -279,6 +279,12 @@ def test_bands_are_numbered_from_the_highest() -> None:
     assert [scheduler.band_index(name) for name in ("high", "normal", "low", "none")] == [0, 1, 2, None]
 
 
+def test_keys_of_one_speculation_method_exist_and_so_does_the_method() -> None:
+    fields = config.SpeculationConfig.model_fields
+    assert config.METHOD_OF_KEY.keys() == fields.keys() - {"method", "num_speculative_tokens"}
+    assert set(config.METHOD_OF_KEY.values()) <= set(get_args(fields["method"].annotation))
+
+
 def test_an_unknown_lane_is_a_key_error() -> None:
     with pytest.raises(KeyError):
         config.load(CHECKOUT / "deploy" / "lab.yaml").lane("warp")

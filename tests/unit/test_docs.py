@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.offer.workload import WORKLOAD_NAMES
 from serving import config
 from serving.cli.verbs import tandem
 from serving.core.errors import ERROR_SHAPES, Reason
@@ -19,6 +20,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+CODE = ("serving", "loadtest", "dashboards", "tests")
 METRIC_COLUMNS = ("name", "type", "unit", "labels", "exporter", "help")
 # A unit by the end of the name, as Prometheus wants it; other metrics count things named in the table.
 UNIT_BY_SUFFIX = {
@@ -77,6 +79,26 @@ def test_metrics_table_is_the_list_in_the_code() -> None:
     assert names == [metric.name for metric in METRICS]
 
 
+@pytest.mark.parametrize(
+    ("document", "headings", "names"),
+    [
+        ("scheduling.md", ("scheduler.order", "next is"), config.ORDERS),
+        ("scheduling.md", ("scheduler.placement", "takes"), config.PLACEMENTS),
+        (
+            "workloads.md",
+            ("workload", "what is asked", "prompt tokens", "answer tokens", "what it shows"),
+            WORKLOAD_NAMES,
+        ),
+    ],
+    ids=["orders", "placements", "workloads"],
+)
+def test_tables_of_what_can_be_chosen_name_all_of_it(
+    document: str, headings: tuple[str, ...], names: tuple[str, ...]
+) -> None:
+    rows = table(prose(ROOT / "docs" / document), *headings)
+    assert sorted(row[headings[0]] for row in rows) == sorted(names)
+
+
 def test_a_document_without_the_table_is_refused() -> None:
     with pytest.raises(ValueError, match="no table with the heading"):
         with_table("# Metrics\n")
@@ -112,6 +134,18 @@ def test_architecture_names_every_package_once() -> None:
         if (folder / "__init__.py").exists()
     }
     assert sorted(named) == sorted({*packages, "dashboards"})
+
+
+@pytest.mark.parametrize("document", ["docs/architecture.md", "CONTRIBUTING.md"])
+def test_files_and_functions_that_are_named_exist(document: str) -> None:
+    """`some/module.py`, from the root or from a package that is clear, and `some/module.py:name`."""
+    text = prose(ROOT / document)
+    sources = [path for folder in CODE for path in (ROOT / folder).rglob("*.py")]
+    for path, name in re.findall(r"`([\w/]+\.py)(?::(\w+))?`", text):
+        found = [each.read_text() for each in sources if each.as_posix().endswith(f"/{path}")]
+        assert found, path
+        definition = rf"^\s*(?:async def|def|class) {name}\b|^{name}\b.* = "
+        assert not name or any(re.search(definition, each, re.MULTILINE) for each in found), f"{path}:{name}"
 
 
 def test_architecture_is_read_in_one_go() -> None:

@@ -42,7 +42,7 @@ class SimulatedEngine:
 
     @property
     def facts(self) -> EngineFacts:
-        return EngineFacts(name="simulated", version="simulated 1", device="none", dtype="none")
+        return EngineFacts("simulated", "simulated 1", has_model=False, device="none", dtype="none")
 
     @property
     def registry(self) -> CollectorRegistry:

@@ -13,7 +13,7 @@ from typing import Any
 from serving.config import LabConfig, LaneConfig
 from serving.core.errors import ConfigError
 from serving.core.ray_application import ENGINE_RESOURCE, LOOPBACK_SWITCH, OBJECT_STORE_BYTES
-from serving.doctor import BASE_MEMORY_GIB, ENGINE_MEMORY_GIB, SHM_GIB, SIMULATED_MEMORY_GIB
+from serving.doctor import BASE_MEMORY_GIB, ENGINE_MEMORY_GIB, MODELLESS_MEMORY_GIB, SHM_GIB
 from serving.export.kuberay.objects import KEYS_SECRET, LABELS, NAME, Cluster, lab_object
 from serving.export.serve_config import serve_config, to_yaml
 from serving.gateway.api_keys import KEYS_VARIABLE
@@ -49,8 +49,8 @@ class Worker:
 
 
 def _memory_gib(lane: LaneConfig) -> float:
-    if lane.engine == "simulated":
-        return SIMULATED_MEMORY_GIB
+    if not lane.has_model:
+        return MODELLESS_MEMORY_GIB
     return CUDA_HOST_MEMORY_GIB if lane.num_gpus else ENGINE_MEMORY_GIB + lane.kv_cache_gib
 
 

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from serving.config import GatewayConfig, LabConfig, SchedulerConfig
 from serving.gateway.api_keys import ApiKeys
-from serving.gateway.app import NO_KEYS, build_app
+from serving.gateway.app import NO_KEYS, build_gateway_app
 from serving.gateway.completion import Services
 from serving.gateway.metrics import GatewayMetrics
 from serving.gateway.upstream import UpstreamClient
@@ -180,7 +180,7 @@ async def gateway_lab(
     ):
         upstream, metrics, spans = UpstreamClient(config.gateway), GatewayMetrics(), SpanLog("g")
         services = Services(client, upstream, metrics, spans, tracing, logs_requests)
-        app = build_app(config, services, ask_scheduler, keys)
+        app = build_gateway_app(config, services, ask_scheduler, keys)
         try:
             yield GatewayLab(app, plane, engine, metrics, spans)
             await until(lambda: plane.counts == (0, 0))

@@ -188,7 +188,10 @@ def summary(
         slo=SLO if capacities else slo,
         ceiling=ClientCeiling(streams=64, tokens_per_s=31_000.0, requests_per_s=900.0),
         stages=tuple(found),
-        lanes=tuple(LaneSummary(lane, STRATEGIES[lane], engine, 1, 2.0**30) for lane in lanes),
+        lanes=tuple(
+            LaneSummary(lane, STRATEGIES[lane], engine, "simulated" not in engine, 1, 2.0**30)
+            for lane in lanes
+        ),
         crossovers=find_crossovers(found, STRATEGIES),
         capacities=tuple(capacities),
         failures=failures,

@@ -28,7 +28,7 @@ def test_conventions(metric: Metric) -> None:
     assert metric.help.endswith(".")
     assert bool(metric.buckets) == (metric.kind == "histogram")
     if metric.kind == "histogram":
-        assert metric.name.endswith("_seconds")
+        assert metric.name.endswith(("_seconds", "_bytes"))
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)

@@ -19,7 +19,7 @@ from serving.core.request import Lease, ReplicaVerdict, RequestEnd
 from serving.http_server import serve_app
 from serving.scheduler import protocol
 from serving.scheduler.client import SchedulerClient
-from serving.scheduler.service import SchedulerService, build_app
+from serving.scheduler.service import SchedulerService, build_scheduler_app
 from tests.unit.scheduler.examples import request
 
 LANES = [
@@ -28,7 +28,7 @@ LANES = [
 ]
 
 
-ENGINE = EngineFacts(name="simulated", version="simulated 1", device="none", dtype="none")
+ENGINE = EngineFacts("simulated", "simulated 1", has_model=False, device="none", dtype="none")
 
 
 async def until(condition: Callable[[], bool], limit_s: float = 20) -> None:
@@ -59,7 +59,7 @@ class ControlPlane:
 
     async def start(self, *, settle_s: float = 0, **settings: Any) -> None:
         self.service = SchedulerService(SchedulerConfig(**settings), LANES, self.clock, settle_s)
-        app = build_app(self.service, own_address=lambda: self._address or "")
+        app = build_scheduler_app(self.service, own_address=lambda: self._address or "")
         self._server, self._serving, self._address = await serve_app(app, "127.0.0.1")
 
     async def stop(self) -> None:

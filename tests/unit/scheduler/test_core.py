@@ -625,13 +625,23 @@ def test_a_rerouted_request_goes_back_when_there_is_no_other() -> None:
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_rerouted_request_keeps_its_place(order: str) -> None:
-    made = core(replica("r"), order=order)
-    made.adopt(Lease("busy", "r", 1))
-    made.submit(request("first"), 4)
-    made.submit(request("second"), 5)
-    made.submit(request("again", age_s=3.0), 6)
-    made.release("busy", 6)
-    assert placed(made, 6) == [("again", "r")]
+    def served(*submitted: tuple[str, float, float]) -> list[str]:
+        """In which order they are, by name, instant and age."""
+        made = core(replica("r"), order=order)
+        made.adopt(Lease("busy", "r", 1))
+        for name, at_s, age_s in submitted:
+            made.submit(request(name, age_s=age_s), at_s)
+        made.release("busy", 6)
+        found = []
+        while granted := placed(made, 6):
+            found += [name for name, _ in granted]
+            made.release(granted[0][0], 6)
+        return found
+
+    first, second = ("first", 4, 0), ("second", 5, 0)
+    rerouted = served(first, second, ("again", 6, 3))
+    assert rerouted == served(("again", 3, 0), first, second)
+    assert len(rerouted) == 3
 
 
 def test_how_long_a_rerouted_request_waited_counts_from_its_first_arrival() -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from serving.config import ORDERS, SchedulerConfig
 from serving.scheduler import order
 from serving.scheduler.order import (
     EarliestDeadlineFirst,
@@ -15,6 +16,7 @@ from serving.scheduler.order import (
     PriorityBands,
     ShortestJobFirst,
     WaitingRequest,
+    order_policy,
 )
 from serving.scheduler.queue import WaitingQueue
 from tests.unit.scheduler.examples import request, waiting
@@ -39,16 +41,30 @@ def test_fcfs_is_by_arrival_then_by_joining() -> None:
     assert ordered(FirstComeFirstServed(), late, early, tie) == ["early", "late", "tie"]
 
 
-def test_anyone_may_leave_from_the_middle_though_all_are_alike() -> None:
-    for policy in (FirstComeFirstServed(), ShortestJobFirst(20), EarliestDeadlineFirst(), FairTokens()):
-        subqueue = policy.new_subqueue()
-        same = [waiting("same", 1, ticket) for ticket in range(5)]
-        for one in same:
-            subqueue.join(one)
-        subqueue.leave(same[2])
-        subqueue.leave(same[0])
-        assert subqueue.head() is same[1], policy
-        assert len(subqueue) == 3
+def policy_of(name: str) -> OrderPolicy:
+    return order_policy(SchedulerConfig.model_validate({"order": name}))
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_each_name_is_that_of_a_policy_of_its_own(name: str) -> None:
+    assert (type(policy_of(name)).__doc__ or "").startswith(f"`{name}`")
+    assert f"\n`{name}` " in (order.__doc__ or "")
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_anyone_may_leave_from_the_middle_though_all_are_alike(name: str) -> None:
+    policy = policy_of(name)
+    subqueue = policy.new_subqueue()
+    same = [waiting("same", 1, ticket) for ticket in range(5)]
+    for one in same:
+        subqueue.join(one)
+    subqueue.leave(same[2])
+    subqueue.leave(same[0])
+    left = []
+    while len(subqueue):
+        left.append(subqueue.head())
+        subqueue.leave(left[-1])
+    assert left == sorted([same[1], same[3], same[4]], key=policy.rank)
 
 
 # priority

@@ -7,8 +7,16 @@ from collections import Counter
 
 import pytest
 
+from serving.config import PLACEMENTS, SchedulerConfig
 from serving.core.lane import Strategy
-from serving.scheduler.placement import LeastOutstanding, PowerOfTwo, PrefixAffinity, ReplicaState, may_serve
+from serving.scheduler.placement import (
+    LeastOutstanding,
+    PowerOfTwo,
+    PrefixAffinity,
+    ReplicaState,
+    may_serve,
+    placement_policy,
+)
 from serving.scheduler.queue import Eligibility
 from tests.unit.scheduler.examples import loaded, replica, request
 
@@ -36,6 +44,12 @@ def test_may_serve(lane: str | None, needs_plain_decoding: bool, allowed: set[st
 
 def rng(seed: int = 0) -> random.Random:
     return random.Random(seed)
+
+
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_each_name_is_that_of_a_policy_of_its_own(name: str) -> None:
+    policy = placement_policy(SchedulerConfig.model_validate({"placement": name}), rng())
+    assert (type(policy).__doc__ or "").startswith(f"`{name}`")
 
 
 def chosen(policy: LeastOutstanding | PowerOfTwo, candidates: list[ReplicaState]) -> str:

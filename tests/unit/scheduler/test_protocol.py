@@ -25,7 +25,9 @@ from tests.unit.scheduler.examples import replica, request
 
 MESSAGES: list[ToScheduler] = [
     GatewayHello("g", "127.0.0.1:9", [Lease("a", "r", 10)]),
-    ReplicaHello(replica("r"), EngineFacts("simulated", "simulated 1", "none", "none")),
+    ReplicaHello(
+        replica("r"), EngineFacts("simulated", "simulated 1", has_model=False, device="none", dtype="none")
+    ),
     ReplicaLeaving(),
     Submit(request("a", "batched", prefix_blocks=(1, 2), max_queue_s=0.5)),
     Release("a", RequestEnd(ReplicaVerdict.HEALTHY, 0.25, 7)),

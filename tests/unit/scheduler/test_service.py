@@ -629,6 +629,7 @@ async def test_pages_and_metrics() -> None:
             "url": "http://127.0.0.1:5",
             "engine": "simulated",
             "engine_version": "simulated 1",
+            "has_model": False,
             "dtype": "none",
             "device": "none",
         }

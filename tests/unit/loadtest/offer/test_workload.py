@@ -21,7 +21,8 @@ from loadtest.offer.request_body import ChatRequest
 from loadtest.offer.workload import MIXED_WEIGHTS, WORKLOAD_NAMES, load_workload
 
 # In `shared-prefix` and `rag`, so in `mixed`, a beginning is shared on purpose; `multi-turn` grows one.
-INDEPENDENT = ("chat", "copy", "edit", "story")
+SHARING = {"shared-prefix", "rag", "mixed", "multi-turn"}
+INDEPENDENT = tuple(name for name in WORKLOAD_NAMES if name not in SHARING)
 
 
 def text(request: ChatRequest) -> str:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,13 @@ from click.testing import CliRunner
 from loadtest.analysis.run_summary import summarize
 from loadtest.report.__main__ import main
 from loadtest.report.build import build, render
-from loadtest.report.charts import draw_all
+from loadtest.report.charts import CHARTS, DrawnChart, draw_all
 from tests.unit.loadtest.runs import record, run_file, stage_run, whole_run, write_whole_run
 from tests.unit.loadtest.summaries import TOO_LATE, stage, sweep
 from tests.unit.loadtest.summaries import summary as hand_made
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+UNIT = re.compile(r"requests|tokens/s|\((s|ms|GiB|users|ratio)\b")
 
 
 @pytest.fixture(scope="module")
@@ -27,14 +30,29 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+def parts(spec: Any) -> Iterator[dict[str, Any]]:
+    """A Vega-Lite spec and every object in it."""
+    if isinstance(spec, dict):
+        yield spec
+    for value in spec.values() if isinstance(spec, dict) else spec if isinstance(spec, list) else ():
+        yield from parts(value)
+
+
 def channels(spec: Any) -> set[str]:
     """Every encoding channel used anywhere in a Vega-Lite spec."""
-    if isinstance(spec, dict):
-        own = set(spec.get("encoding", {}))
-        return own.union(*(channels(value) for value in spec.values()))
-    if isinstance(spec, list):
-        return set().union(*(channels(value) for value in spec))
-    return set()
+    return {channel for part in parts(spec) for channel in part.get("encoding", {})}
+
+
+def axis_titles(spec: Any) -> set[str]:
+    """Of its axes of numbers; those of panels that show different things have none."""
+    axes = [part.get("encoding", {}).get(name, {}) for part in parts(spec) for name in ("x", "y")]
+    return {axis["title"] for axis in axes if axis.get("type") == "quantitative" and axis.get("title")}
+
+
+@cache
+def all_drawn() -> dict[str, DrawnChart]:
+    """Every chart that there is, of a bench and of a sweep."""
+    return {drawn.name: drawn for run in (summarize(*whole_run()), sweep()) for drawn in draw_all(run)}
 
 
 def test_a_run_gets_all_its_files(built: Path) -> None:
@@ -75,12 +93,25 @@ def test_figures_are_in_the_page_as_they_are_drawn(built: Path) -> None:
     assert specs == {drawn.name: drawn.spec for drawn in draw_all(summarize(*whole_run()))}
 
 
-@pytest.mark.parametrize(
-    "name", ["throughput-ttft", "throughput-tpot", "time-per-request", "speculation-speed-up"]
-)
-def test_lanes_differ_by_more_than_colour(name: str) -> None:
-    spec = next(drawn.spec for drawn in draw_all(summarize(*whole_run())) if drawn.name == name)
-    assert {"shape", "strokeDash", "color"} <= channels(spec)
+def test_the_runs_of_these_tests_draw_every_chart() -> None:
+    assert all_drawn().keys() == {chart.name for chart in CHARTS}
+
+
+@pytest.mark.parametrize("name", [chart.name for chart in CHARTS])
+def test_lines_differ_by_more_than_colour(name: str) -> None:
+    spec = all_drawn()[name].spec
+    marks = {part["mark"]["type"] for part in parts(spec) if "mark" in part}
+    if "line" in marks:
+        assert {"shape", "strokeDash", "color"} <= channels(spec)
+    else:
+        assert "nominal" in {part.get("type") for part in parts(spec)}, "each lane has a row of its own"
+
+
+@pytest.mark.parametrize("name", [chart.name for chart in CHARTS])
+def test_axes_of_numbers_carry_a_unit(name: str) -> None:
+    titles = axis_titles(all_drawn()[name].spec)
+    assert titles
+    assert [title for title in titles if not UNIT.search(title)] == []
 
 
 def test_axes_carry_units() -> None:

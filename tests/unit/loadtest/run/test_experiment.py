@@ -100,7 +100,7 @@ def test_the_experiments_that_are_shipped_make_plans(path: Path) -> None:
     asked = experiment.check(experiment.read_file(path), path.name)
     plan = experiment.make_plan(asked, "http://h:1", LAB, seed=1)
     assert plan.stages
-    assert plan.name == path.stem
+    assert plan.name == path.stem, "`name` is that of the file"
 
 
 def test_the_parts_of_a_mixture_are_one_workload() -> None:

@@ -1,4 +1,4 @@
-"""Which streams count as having met the objective, and which as having missed it."""
+"""What a gateway exports: streams that met the objective or missed it, and tenants."""
 
 from __future__ import annotations
 
