@@ -52,7 +52,8 @@ def summarize(run: RunFile, records: Sequence[RequestRecord]) -> Summary:
         lanes=lanes,
         crossovers=find_crossovers(stages, {lane.lane: lane.strategy for lane in lanes}),
         capacities=() if run.run.search is None or slo is None else _capacities(run, repeats, slo),
-        failures=_failures([record for record in records if record.label.counts]),
+        # What the tool withdrew when a stage was done is nobody's failure.
+        failures=_failures([record for record in records if record.reason != ClientReason.STAGE_DONE]),
     )
 
 

@@ -19,6 +19,7 @@ TTFT_TOLERANCE_S = 0.050
 TTFT_TOLERANCE_SHARE = 0.10
 # The same requests stand in both histograms, so beyond that shift only a stray few may differ.
 DISTRIBUTION_TOLERANCE = 0.05
+ROUNDING = 1e-9
 
 # Ends that only the client knows of: the gateway may have taken them for complete.
 _CLIENTS_OWN = frozenset(ClientReason) - {ClientReason.ERROR_EVENT}
@@ -131,7 +132,8 @@ def _most_tokens(record: RequestRecord, completed: Sequence[RequestRecord]) -> i
 
 
 def _agreement(quantity: str, client: float, server: float, tolerance: float) -> Agreement:
-    return Agreement(quantity, client, server, tolerance, abs(client - server) <= tolerance)
+    # A distance of exactly the tolerance, such as one request, is within it, however it was rounded.
+    return Agreement(quantity, client, server, tolerance, abs(client - server) <= tolerance * (1 + ROUNDING))
 
 
 def _gateways(

@@ -13,6 +13,7 @@ Metrics are `ttft`, `tpot`, `e2e` and `icl`, the largest gap between two chunks 
 
 from __future__ import annotations
 
+import heapq
 import math
 import re
 from collections import Counter
@@ -92,15 +93,13 @@ class Slo:
             limit.text for limit in self.limits if limit.share is None or limit.share >= self.attainment
         )
 
-    def holds(self, num_met: int, num_broken: Counter[str], total: int) -> bool:
-        """Whether it holds over `total` requests, given how many met it and how many broke each limit."""
-        if not _reaches(num_met, self.attainment, total):
-            return False
-        return all(
-            _reaches(total - num_broken[limit.text] - num_broken[FAILED], limit.share, total)
-            for limit in self.limits
-            if limit.share is not None
-        )
+    def value_s(self, limit: Limit, record: RequestRecord, misses: Sequence[str]) -> float:
+        """What a finished request adds to a limit's percentile: infinite where it failed or is known to be late."""
+        if FAILED in misses or (not record.is_completed and limit.text in misses):
+            return math.inf
+        if not record.is_completed:
+            return 0.0
+        return _latency_s(limit.metric, record.timeline) or 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +152,8 @@ def evaluate(slo: Slo, records: Sequence[RequestRecord], requests_per_s: float) 
     judged = decided(slo, records)
     if not judged:
         raise ValueError("an objective needs at least one finished request; there is none")
-    misses = [slo.misses(record) for record in judged]
+    outlook = Outlook(slo, len(judged))
+    misses = [outlook.ended(record) for record in judged]
     num_met = sum(map(slo.is_met_by, misses))
     broken = Counter(miss for each in misses for miss in each)
     attainment = wilson(num_met, len(judged))
@@ -166,7 +166,7 @@ def evaluate(slo: Slo, records: Sequence[RequestRecord], requests_per_s: float) 
             None if low is None else low * requests_per_s,
             None if high is None else high * requests_per_s,
         ),
-        holds=slo.holds(num_met, broken, len(judged)),
+        holds=outlook.can_hold(),
         misses=dict(broken),
         binding=max(broken, key=lambda miss: broken[miss], default=None),
     )
@@ -186,26 +186,83 @@ def decided(slo: Slo, records: Iterable[RequestRecord]) -> list[RequestRecord]:
     ]
 
 
-def can_still_hold(
-    slo: Slo,
-    finished: Iterable[RequestRecord],
-    planned: int,
-    running_ages_s: Iterable[float] = (),
-) -> bool:
-    """Whether a stage can hold its objective if everything yet undecided turns out well.
+class Outlook:
+    """Whether an objective can hold, told of each request as it ends: all still to come may turn out well.
+
+    Once all have ended it is the verdict. Percentiles are those of the tables: `serving.core.latency.percentile`.
 
     Args:
-        planned: requests of the whole stage.
-        running_ages_s: time since its due instant of each unfinished request; it counts against E2E limits only.
+        planned: requests of the whole stage, >= 1.
     """
-    misses = [slo.misses(record) for record in finished]
-    for age_s in running_ages_s:
-        misses.append(
-            tuple(each.text for each in slo.limits if each.metric == "e2e" and age_s >= each.limit_s)
+
+    def __init__(self, slo: Slo, planned: int) -> None:
+        self._slo = slo
+        self._planned = planned
+        self._num_lost = 0
+        self._tails = {
+            limit.text: _Tail(planned, limit.share) for limit in slo.limits if limit.share is not None
+        }
+
+    @property
+    def num_lost(self) -> int:
+        """Requests that did not meet the objective."""
+        return self._num_lost
+
+    def ended(self, record: RequestRecord) -> tuple[str, ...]:
+        """Take in a finished request; the limits it broke."""
+        misses = self._slo.misses(record)
+        self._num_lost += not self._slo.is_met_by(misses)
+        for limit in self._slo.limits:
+            if tail := self._tails.get(limit.text):
+                tail.add(self._slo.value_s(limit, record, misses))
+        return misses
+
+    def can_hold(self, running_ages_s: Iterable[float] = ()) -> bool:
+        """Whether it holds, or still can.
+
+        Args:
+            running_ages_s: time since its due instant of each unfinished request; counts against E2E limits only.
+        """
+        ages_s = list(running_ages_s)
+        e2e = [limit for limit in self._slo.limits if limit.metric == "e2e"]
+        each_s = min(
+            (limit.limit_s for limit in e2e if limit.text in self._slo.each_request), default=math.inf
         )
-    broken = Counter(miss for each in misses for miss in each)
-    num_lost = sum(not slo.is_met_by(each) for each in misses)
-    return slo.holds(planned - num_lost, broken, planned)
+        num_lost = self._num_lost + sum(age_s >= each_s for age_s in ages_s)
+        if not _reaches(self._planned - num_lost, self._slo.attainment, self._planned):
+            return False
+        return all(
+            self._tails[limit.text].percentile(ages_s if limit in e2e else ()) < limit.limit_s
+            for limit in self._slo.limits
+            if limit.share is not None
+        )
+
+
+class _Tail:
+    """The largest of a sample that is still growing: enough of them for one of its percentiles.
+
+    Args:
+        total: size of the whole sample; what is missing of it counts as 0.
+    """
+
+    def __init__(self, total: int, share: float) -> None:
+        rank = (total - 1) * share
+        self._size = total - int(rank)
+        self._part = rank - int(rank)
+        self._largest: list[float] = []
+
+    def add(self, value: float) -> None:
+        if len(self._largest) < self._size:
+            heapq.heappush(self._largest, value)
+        else:
+            heapq.heappushpop(self._largest, value)
+
+    def percentile(self, more: Iterable[float] = ()) -> float:
+        largest = heapq.nlargest(self._size, (*self._largest, *more))
+        largest += [0.0] * (self._size - len(largest))
+        low, high = largest[-1], largest[max(0, self._size - 2)]
+        # The difference of two that are infinite is no number.
+        return low if low == high or not self._part else low + (high - low) * self._part
 
 
 def _reaches(count: int, share: float, total: int) -> bool:

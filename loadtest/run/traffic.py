@@ -9,7 +9,7 @@ from gevent.event import Event
 
 from loadtest.client.record import ClientReason, RequestRecord
 from loadtest.client.sse_client import StreamingClient
-from loadtest.judge.slo import Slo, can_still_hold
+from loadtest.judge.slo import Outlook, Slo
 from loadtest.offer.load import Arrival, ClosedLoop
 from loadtest.run.dispatch import Connections, keep_schedule
 from loadtest.run.exporter import LaneWorkload
@@ -50,6 +50,8 @@ class Traffic:
         self.stop_detail = ""
         self._sender = sender
         self._on_record = on_record
+        self._outlook: Outlook | None = None
+        self._num_judged = 0
         self._stopped = Event()
         self._connections = Connections(sender.connect)
 
@@ -93,14 +95,20 @@ class Traffic:
         """
         if self.stop_reason is not None:
             return
+        if self._outlook is None:
+            self._outlook = Outlook(slo, self.plan.requests)
+        # Each record is judged once: all of them each time would hold up a client that has to send in time.
+        for record in self.records[self._num_judged :]:
+            if record.label.counts:
+                self._outlook.ended(record)
+        self._num_judged = len(self.records)
         now_s, first = self._sender.clock(), self.plan.num_before
-        counted = [record for record in self.records if record.label.counts]
         offsets = range(first, first + self.plan.requests)
         ages_s = [now_s - due_at_s for offset, due_at_s in self.in_flight.items() if offset in offsets]
-        if not can_still_hold(slo, counted, self.plan.requests, running_ages_s=ages_s):
-            missed = sum(not slo.is_met_by(slo.misses(record)) for record in counted)
+        if not self._outlook.can_hold(ages_s):
             detail = (
-                f"{missed} of {len(counted)} requests missed {slo.text}: it cannot hold any more (stop_early)"
+                f"{self._outlook.num_lost} of {self.num_counted} requests missed {slo.text}: "
+                "it cannot hold any more (stop_early)"
             )
             self.stop(ClientReason.STAGE_HOPELESS, detail)
 

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from loadtest.client.record import RequestRecord
-from loadtest.judge.slo import can_still_hold, evaluate, parse_slo
+from loadtest.judge.slo import Outlook, Slo, evaluate, parse_slo
+from serving.core.latency import percentile, ttft_s
 from tests.unit.loadtest.runs import record
 
 
@@ -111,6 +116,15 @@ def test_what_the_user_broke_off_says_nothing() -> None:
         evaluate(parse_slo("ttft<2s"), [], 1.0)
 
 
+def can_still_hold(
+    slo: Slo, finished: Sequence[RequestRecord], planned: int, running_ages_s: Sequence[float] = ()
+) -> bool:
+    outlook = Outlook(slo, planned)
+    for each in finished:
+        outlook.ended(each)
+    return outlook.can_hold(running_ages_s)
+
+
 def test_a_stage_is_hopeless_when_too_many_are_lost_and_not_before() -> None:
     slo = parse_slo("ttft<2s,e2e<10s")
     late = record("batched", ttft_s=3.0)
@@ -126,3 +140,25 @@ def test_a_percentile_can_be_hopeless_while_the_share_is_not() -> None:
     late = record("batched", ttft_s=3.0)
     assert can_still_hold(slo, [late], planned=100)
     assert not can_still_hold(slo, [late, late], planned=100)
+
+
+@given(
+    values_s=st.lists(st.floats(0.001, 10), min_size=1, max_size=40),
+    percent=st.sampled_from([50.0, 90.0, 95.0, 99.0, 100.0]),
+)
+def test_the_percentile_of_an_objective_is_that_of_the_tables(values_s: list[float], percent: float) -> None:
+    records = [record("batched", number=n, ttft_s=value_s) for n, value_s in enumerate(values_s)]
+    measured = percentile([ttft_s(each.timeline) for each in records], percent)
+    assert measured is not None
+    for limit_s in (measured * 0.99, measured * 1.01):
+        slo = parse_slo(f"ttft_p{percent:g}<{limit_s:.9f}s@0.001")
+        assert evaluate(slo, records, 1.0).holds == (measured < float(f"{limit_s:.9f}"))
+
+
+def test_failures_are_infinitely_late_in_every_percentile() -> None:
+    failed = [record("batched", number=n, reason="upstream_broke") for n in range(2)]
+    slo = parse_slo("ttft_p90<2s@50")
+    assert evaluate(slo, answers(18, failed[0]), 1.0).holds
+    assert not evaluate(slo, answers(18, *failed), 1.0).holds, (
+        "the 19th of 20 is between one that failed and one that did not"
+    )
