@@ -300,6 +300,12 @@ class LaneConfig(_Settings):
         return self.engine not in ENGINES_WITHOUT_MODEL
 
 
+class ProcessorConfig(_Settings):
+    """Who gets the processors first."""
+
+    engines_yield: bool = True  # to the gateway, the scheduler, the load client and other programs
+
+
 class LabConfig(_Settings):
     """The whole lab."""
 
@@ -308,6 +314,7 @@ class LabConfig(_Settings):
     scheduler: SchedulerConfig = SchedulerConfig()
     slo: SloConfig = SloConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
+    processor: ProcessorConfig = ProcessorConfig()
     lanes: Annotated[tuple[LaneConfig, ...], Strict(False)] = Field(min_length=1)
 
     @field_validator("lanes")

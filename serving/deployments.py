@@ -34,6 +34,7 @@ from serving import config as settings
 from serving.config import LabConfig, LaneConfig
 from serving.core.addresses import LOOPBACK
 from serving.core.errors import ConfigError, TandemError
+from serving.core.processor_time import yield_as_engine
 from serving.core.ray_application import APP_NAME, ENGINE_RESOURCE, OBJECT_STORE_BYTES
 from serving.engines.make import make_engine
 from serving.engines.replica import EngineReplica
@@ -101,6 +102,8 @@ class EngineDeployment:
 
     async def __init__(self, config: LabConfig, lane: LaneConfig, scheduler: DeploymentHandle) -> None:  # type: ignore[misc]
         _prepare_process()
+        if config.processor.engines_yield:
+            yield_as_engine()
         # Cores and device are those of this node, so no driver can know them.
         os.environ.update(environment(lane, config.model))
         replica_id = f"{lane.name}-{serve.get_replica_context().replica_id.unique_id}"

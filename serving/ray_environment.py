@@ -16,6 +16,8 @@ from serving.core.ray_application import LOOPBACK_SWITCH
 
 os.environ.setdefault(LOOPBACK_SWITCH, "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# Ray makes each worker nice, those that route among them; engines make themselves nice: docs/decisions/0008.
+os.environ.setdefault("RAY_worker_niceness", "0")
 # Serve kills its controller at the end of every shutdown; Ray reports the controller's open calls as failures.
 os.environ.setdefault(
     "RAY_DEDUP_LOGS_SKIP_REGEX", r"Task ServeController\.\w+ failed.*was killed by `ray.kill`"

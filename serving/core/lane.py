@@ -47,6 +47,7 @@ class EngineFacts:
         name: as `lanes[].engine` has it.
         has_model: whether it computes with the lab's model; figures of one that does not say nothing of a model.
         device, dtype: `none` without a model.
+        niceness: of its process; None where it is not told.
     """
 
     name: str
@@ -54,6 +55,7 @@ class EngineFacts:
     has_model: bool
     device: str
     dtype: str
+    niceness: int | None = None
 
 
 def has_model(replica: Mapping[str, Any]) -> bool:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import aiohttp
 import uvicorn
@@ -14,6 +15,7 @@ import uvicorn
 from serving.config import LaneConfig
 from serving.core.errors import TandemError
 from serving.core.lane import ReplicaInfo
+from serving.core.processor_time import niceness
 from serving.engines.base import Engine
 from serving.engines.engine_page import with_engine_page
 from serving.engines.metrics import ReplicaCollector
@@ -165,4 +167,4 @@ class EngineReplica:
         info = ReplicaInfo(
             self._replica_id, lane.name, lane.strategy, url, lane.max_running, lane.takes_unpinned
         )
-        return ReplicaHello(info, self._engine.facts)
+        return ReplicaHello(info, replace(self._engine.facts, niceness=niceness()))

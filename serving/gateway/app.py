@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect
 from serving import __version__
 from serving.config import GatewayConfig, LabConfig
 from serving.core.errors import ERROR_SHAPES, MAX_SHOWN_CHARS, Reason, RefusedError
+from serving.core.processor_time import group_niceness, niceness
 from serving.core.request import Outcome
 from serving.gateway.api_keys import ApiKeys
 from serving.gateway.completion import Completion, Services
@@ -121,7 +122,13 @@ def build_gateway_app(
     @app.get("/lab")
     async def lab() -> dict[str, Any]:
         replicas = await ask_scheduler("/replicas")
-        return {"tandem_version": __version__, "config": config.model_dump(mode="json"), "replicas": replicas}
+        return {
+            "tandem_version": __version__,
+            "config": config.model_dump(mode="json"),
+            "replicas": replicas,
+            # As they are, not as they were wished for: on a cluster of others they may not be had.
+            "priorities": {"gateway_niceness": niceness(), "session_niceness": group_niceness()},
+        }
 
     return app
 

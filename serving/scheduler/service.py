@@ -336,6 +336,7 @@ class SchedulerService:
                 "engine": hello.engine.name,
                 "engine_version": hello.engine.version,
                 "has_model": hello.engine.has_model,
+                "niceness": hello.engine.niceness,
                 "dtype": hello.engine.dtype,
                 "device": hello.engine.device,
             }

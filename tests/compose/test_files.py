@@ -125,3 +125,10 @@ def test_prometheus_in_a_container_is_the_shipped_one_with_other_addresses_and_a
     shipped_lab, shipped_load = shipped["scrape_configs"]
     del shipped_lab["http_sd_configs"][0]["url"], shipped_load["static_configs"]
     assert here == shipped
+
+
+def test_who_measures_and_routes_gets_the_processors_before_the_engines() -> None:
+    shares = {
+        name: SERVICES[name].get("cpu_shares", 1024) for name in ("head", "locust", "locust-worker", "worker")
+    }
+    assert shares["worker"] < 1024 < min(share for name, share in shares.items() if name != "worker")

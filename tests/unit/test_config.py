@@ -297,6 +297,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "scheduler": config.SchedulerConfig,
     "slo": config.SloConfig,
     "telemetry": config.TelemetryConfig,
+    "processor": config.ProcessorConfig,
     "bands[]": config.BandConfig,
     "tenants[]": config.TenantConfig,
     "lanes[]": config.LaneConfig,

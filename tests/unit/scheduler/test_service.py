@@ -630,6 +630,7 @@ async def test_pages_and_metrics() -> None:
             "engine": "simulated",
             "engine_version": "simulated 1",
             "has_model": False,
+            "niceness": None,
             "dtype": "none",
             "device": "none",
         }
