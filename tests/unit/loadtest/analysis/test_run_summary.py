@@ -181,7 +181,7 @@ def test_repeats_are_one_row_and_give_throughput_its_interval() -> None:
     assert row.output_tokens_per_s is not None
     assert row.output_tokens_per_s.low is not None
     assert row.output_tokens_per_s.value == pytest.approx(sum(rates) / 3)
-    half = 4.303 * np.std(rates, ddof=1) / 3**0.5
+    half = 4.30265 * np.std(rates, ddof=1) / 3**0.5
     assert row.output_tokens_per_s.value - row.output_tokens_per_s.low == pytest.approx(half, abs=1e-3)
     assert row.mean_in_flight == pytest.approx(3, rel=0.02)
     assert (row.offered_per_s, row.achieved_per_s) == pytest.approx((10.0, 10.0))
