@@ -102,8 +102,8 @@ class Series:
         return base.mark_point(filled=True, size=75, opacity=1).encode(color=self._colour(), shape=shape)
 
     def rules(self, base: Chart, **encodings: Any) -> Chart:
-        """An interval for each value."""
-        return base.mark_rule(strokeWidth=1.2).encode(color=self._colour(), **encodings)
+        """An interval for each value, cut at the edge of its panel."""
+        return base.mark_rule(strokeWidth=1.2, clip=True).encode(color=self._colour(), **encodings)
 
     def _colour(self) -> Any:
         colours = [look.colour for look in self.looks.values()]

@@ -111,8 +111,9 @@ def _frontier(summary: Summary, field: str, title: str) -> Chart | None:
         if any(row["place"] == place.name for row in rows)
     ]
     layers = [lanes.lines(base, order="concurrency:Q"), lanes.points(base), *labels]
-    if all(row["low"] is not None for row in rows):  # a panel without any would have no extent
-        layers.insert(1, lanes.rules(base, y="low:Q", y2="high:Q"))
+    known = [row for row in rows if row["low"] is not None]
+    if {row["panel"] for row in known} == {row["panel"] for row in rows}:  # a panel without any has no extent
+        layers.insert(1, lanes.rules(base.transform_filter("datum.low != null"), y="low:Q", y2="high:Q"))
     return panels(layers, rows, "panel")
 
 
