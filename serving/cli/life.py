@@ -36,7 +36,7 @@ STOP_MARGIN_S = 30.0
 DETACHED_MARGIN_S = 60.0
 DEMO_EXPERIMENT = Path("deploy/experiments/demo.yaml")
 # Of a lab with other lanes than the default one's: all of them.
-DEMO_FLAGS = ("--concurrency", "1,4,8", "--repeats", "3", "--output-tokens", "32", "--name", "demo")
+DEMO_FLAGS = ("--concurrency", "1,4,8", "--repeats", "3", "--output-tokens", "24", "--name", "demo")
 
 
 @click.command()
