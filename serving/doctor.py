@@ -20,6 +20,7 @@ import psutil
 
 from serving import machine, model_store
 from serving.config import LabConfig, LaneConfig
+from serving.core import processor_time
 from serving.machine import GIB
 
 SUPPORTED_PYTHONS = ((3, 11), (3, 12), (3, 13))
@@ -33,6 +34,7 @@ WANTED_CORES = 2
 CACHE_DISK_GIB = 1.0  # the default checkpoint, twice while it is being made
 SHM_GIB = 0.25  # Ray's object store of 128 MiB, and the engines' queues
 WANTED_NOFILE = 4096
+MAX_NICENESS = processor_time.ENGINE_NICENESS - 1  # of what goes before engines
 
 
 class Status(StrEnum):
@@ -198,6 +200,23 @@ def check_nofile(soft: int, hard: int) -> Check:
     )
 
 
+def check_priorities(engines_yield: bool, niceness: int, has_groups: bool) -> Check:
+    """Whether engines can be put behind the gateway and the load client.
+
+    Args:
+        niceness: of this process, which a lab and a client started beside it inherit.
+        has_groups: whether the kernel makes a scheduling group of each session.
+    """
+    groups = "sessions are scheduling groups" if has_groups else "no scheduling groups, so by niceness alone"
+    return _check(
+        "priorities",
+        Status.WARN if engines_yield and niceness > MAX_NICENESS else None,
+        f"niceness {niceness}; {groups}" if engines_yield else "off (processor.engines_yield is false)",
+        f"a niceness of at most {MAX_NICENESS}: engines have {processor_time.ENGINE_NICENESS}",
+        "start the lab and the load client from a shell that does not run under `nice`",
+    )
+
+
 def _limit(value: int) -> str:
     return "no limit" if value == resource.RLIM_INFINITY else str(value)
 
@@ -220,6 +239,9 @@ def examine(config: LabConfig, *, our_ports: tuple[int, ...] = ()) -> list[Check
         check_disk(shutil.disk_usage(_existing(directory)).free, directory, is_prepared),
         check_shm(_shm_bytes(Path("/dev/shm"))),
         check_nofile(*resource.getrlimit(resource.RLIMIT_NOFILE)),
+        check_priorities(
+            config.processor.engines_yield, processor_time.niceness(), processor_time.has_groups()
+        ),
     ]
     if host_fault is None:
         checks.append(check_port(host, port, machine.port_fault(host, port), is_ours=port in our_ports))

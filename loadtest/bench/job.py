@@ -122,6 +122,7 @@ def first_info(
         config=description["config"],
         model=description["model"],
         replicas=description["replicas"],
+        priorities=description.get("priorities"),
         slo=plan.slo,
         search=search,
         roofline=_roofline(description) if plan.trace else None,

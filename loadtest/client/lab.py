@@ -138,7 +138,7 @@ class Scrape:
 
 
 def describe_lab(base_url: str) -> dict[str, Any]:
-    """The lab's `/lab`: config, model and replicas.
+    """The lab's `/lab`: config, model and replicas, and `priorities` where the lab says them.
 
     Raises:
         LabError: it cannot be reached, or what answers is no lab.

@@ -53,6 +53,7 @@ class RunInfo:
         ceiling: what this client could read on this machine just before the run.
         token_counter: how the tokens of prompts were counted.
         roofline: of a traced run: what a step of the batched lane must take at least, or a sentence why not known.
+        priorities: how the lab's processes yield to this client (`/lab`); None from a lab that does not say.
         parts: 1, and one more for each time the run was stopped and went on; `duration_s` leaves the pauses out.
     """
 
@@ -76,6 +77,7 @@ class RunInfo:
     parts: int = 1
     token_counter: str = "estimate"
     roofline: Roofline | str | None = None
+    priorities: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 
+from serving.core import processor_time
 from tests.running_lab import RunningLab, wait_until
 
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
@@ -19,6 +20,15 @@ LONG_TOKENS = 2000  # 20 s at 10 ms a step: never reached
 def test_models_lists_the_bare_name_and_a_pin_for_each_lane(lab: RunningLab) -> None:
     names = [model.id for model in lab.client().models.list()]
     assert names == ["sim", "sim:sequential", "sim:batched", "sim:speculative"]
+
+
+def test_engines_yield_and_what_routes_does_not(lab: RunningLab) -> None:
+    described = httpx.get(f"{lab.url}/lab").json()
+    ours = processor_time.niceness()
+    assert {replica["niceness"] for replica in described["replicas"]} == {
+        max(ours, processor_time.ENGINE_NICENESS)
+    }
+    assert described["priorities"]["gateway_niceness"] == ours
 
 
 @pytest.mark.parametrize("lane", ["sequential", "batched", "speculative"])

@@ -56,6 +56,10 @@ HERE = Path("/cache/model")
         (doctor.check_nofile(1024, 524288), Status.WARN),
         (doctor.check_nofile(4096, 4096), Status.OK),
         (doctor.check_nofile(-1, -1), Status.OK),
+        (doctor.check_priorities(True, 14, True), Status.OK),
+        (doctor.check_priorities(True, 15, True), Status.WARN),
+        (doctor.check_priorities(True, 0, False), Status.OK),
+        (doctor.check_priorities(False, 19, True), Status.OK),
     ],
 )
 def test_status_at_the_bound_and_a_remedy_only_for_faults(check: Check, status: Status) -> None:
@@ -69,6 +73,12 @@ def test_faults_tell_what_was_found_in_the_units_of_what_is_wanted() -> None:
     check = doctor.check_memory(3 * GIB, 7.5, is_lab_running=False)
     assert (check.found, check.wanted) == ("3.0 GiB available", "7.5 GiB for the lanes of this config")
     assert "sport = :8123" in doctor.check_port("127.0.0.1", 8123, "taken", is_ours=False).remedy
+
+
+def test_priorities_say_what_there_is() -> None:
+    assert doctor.check_priorities(True, 5, True).found == "niceness 5; sessions are scheduling groups"
+    assert "by niceness alone" in doctor.check_priorities(True, 5, False).found
+    assert "engines_yield" in doctor.check_priorities(False, 0, True).found
 
 
 def test_memory_grows_with_replicas_and_kv_cache() -> None:

@@ -305,7 +305,10 @@ class FakeLab:
         for replica in replicas:
             replica |= {"dtype": "bfloat16", "device": "cpu"}
         model = {"name": "smollm2-135m", "path": "auto", "dtype": "auto", "device": "auto"}
-        return json.dumps({"config": {"model": model, "lanes": lanes}, "replicas": replicas})
+        priorities = {"gateway_niceness": 0, "session_niceness": 19}
+        return json.dumps(
+            {"config": {"model": model, "lanes": lanes}, "replicas": replicas, "priorities": priorities}
+        )
 
     def _models(self, _: str) -> str:
         names = ["smollm2-135m", *(f"smollm2-135m:{name}" for name in self.lanes)]
