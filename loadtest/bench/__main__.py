@@ -81,6 +81,10 @@ def _levels(context: click.Context, parameter: click.Parameter, value: str | Non
     default=None,
     help="End a stage when the objective can no longer be attained.",
 )
+@click.option("--request-timeout-s", type=float, help="Longest time for a whole answer.  [default: none]")
+@click.option(
+    "--max-error-rate", type=float, help="End a stage when a larger share fails, 0 to 1.  [default: 0.5]"
+)
 @click.option(
     "--warmup-s", type=float, help="First part of an open loop, which no figure counts.  [default: 0]"
 )

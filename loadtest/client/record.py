@@ -26,6 +26,7 @@ class ClientReason(StrEnum):
     CONNECT = "connect_failed"
     CONNECT_TIMEOUT = "connect_timeout"
     IDLE_TIMEOUT = "idle_timeout"
+    REQUEST_TIMEOUT = "request_timeout"  # the whole answer took longer than the load tool was told to wait
     CUT_OFF = "cut_off"  # the stream ended before [DONE]
     ERROR_EVENT = "error_event"  # the server reported an error inside the stream
     BAD_STREAM = "bad_stream"  # not HTTP, or not server-sent events

@@ -39,12 +39,14 @@ class ClientSettings:
         base_url: `http://host:port` or `https://host:port`, with an optional path before `/v1`.
         connect_timeout_s: for the connection to open, TLS included.
         idle_timeout_s: between two receives, and for the first byte. It must outlast the longest queue.
+        request_timeout_s: from the sending of a request to the end of its answer; None: as long as it takes.
         api_key: sent as bearer token; never in a record, a message or this object's text.
     """
 
     base_url: str
     connect_timeout_s: float = 5
     idle_timeout_s: float = 300
+    request_timeout_s: float | None = None
     api_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -61,8 +63,9 @@ class ClientSettings:
         for name, value in (
             ("connect_timeout_s", self.connect_timeout_s),
             ("idle_timeout_s", self.idle_timeout_s),
+            ("request_timeout_s", self.request_timeout_s),
         ):
-            if value <= 0:
+            if value is not None and value <= 0:
                 raise ValueError(f"{name}={value} must be above 0")
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
             raise ValueError("api_key must be printable ASCII: it goes into a header")
@@ -283,11 +286,28 @@ class StreamingClient:
             text = f"{settings.base_url}: {getattr(error, 'strerror', None) or error}"
             raise _RequestEnded(Outcome.FAILED, ClientReason.CONNECT, text) from None
 
+    def _receive(self, connection: StampedConnection, attempt: _Attempt) -> bytes:
+        """The next bytes, within what is left of the request's time where that is limited."""
+        limit_s, idle_s = self._settings.request_timeout_s, self._settings.idle_timeout_s
+        if limit_s is None or attempt.sent_at_s is None:
+            return connection.receive()
+        left_s = attempt.sent_at_s + limit_s - self._clock()
+        try:
+            if left_s <= 0:
+                raise TimeoutError
+            connection.socket.settimeout(min(left_s, idle_s))
+            return connection.receive()
+        except TimeoutError:
+            if left_s > idle_s:
+                raise
+            text = f"not whole after {limit_s:g} s (request_timeout_s)"
+            raise _RequestEnded(Outcome.FAILED, ClientReason.REQUEST_TIMEOUT, text) from None
+
     def _read_answer(self, connection: StampedConnection, attempt: _Attempt) -> None:
         response = attempt.response
         data = b""
         while response.status is None:
-            if not (received := connection.receive()):
+            if not (received := self._receive(connection, attempt)):
                 raise _RequestEnded(
                     Outcome.FAILED, ClientReason.CUT_OFF, "the connection ended before an answer"
                 )
@@ -302,7 +322,7 @@ class StreamingClient:
     def _refusal(self, connection: StampedConnection, body: bytes, attempt: _Attempt) -> _RequestEnded:
         response = attempt.response
         while not response.is_complete and len(body) < MAX_ERROR_BODY_BYTES:
-            if not (received := connection.receive()):
+            if not (received := self._receive(connection, attempt)):
                 break  # a body without a length ends so
             body += response.feed(received)
             response.raise_fault()
@@ -320,7 +340,7 @@ class StreamingClient:
             if attempt.done_at_s is not None:
                 break
             response.raise_fault()
-            received = b"" if response.is_complete else connection.receive()
+            received = b"" if response.is_complete else self._receive(connection, attempt)
             if not received:
                 text = f"the stream ended before [DONE], after {len(attempt.chunk_at_s)} chunks"
                 raise _RequestEnded(Outcome.FAILED, ClientReason.CUT_OFF, text)

@@ -14,7 +14,16 @@ from loadtest.judge.slo import parse_slo
 from loadtest.offer.arrivals import parse_load
 from loadtest.offer.load import ClosedLoop, Load
 from loadtest.offer.workload import load_workload
-from loadtest.run.plan import MAX_OUTPUT_TOKENS, MAX_PROMPT_TOKENS, MAX_STAGE_S, MAX_USERS, Plan, StagePlan
+from loadtest.run.plan import (
+    MAX_ERROR_RATE,
+    MAX_OUTPUT_TOKENS,
+    MAX_PROMPT_TOKENS,
+    MAX_STAGE_S,
+    MAX_TIMEOUT_S,
+    MAX_USERS,
+    Plan,
+    StagePlan,
+)
 from loadtest.run.planning import plan_stages
 from serving.core.lane import Strategy
 from serving.run_directory import RUN_NAME
@@ -78,6 +87,7 @@ class Experiment(Block):
         seed: of prompts and arrivals; None: a fresh one.
         slo: the objective, such as `ttft_p95<2s,tpot_p95<300ms`.
         stop_early: end a stage as soon as the objective can no longer be attained.
+        request_timeout_s, max_error_rate: as in `loadtest.run.plan.Plan`.
         max_stage_s: time box of each stage; None: 180 s, or an open loop's length and 60 s.
         warmup_s: the first part of an open loop, which no figure counts.
         trace: record the engine steps of each stage, for the report's pictures of them.
@@ -91,6 +101,8 @@ class Experiment(Block):
     seed: int | None = Field(None, ge=0, le=MAX_SEED)
     slo: str | None = None
     stop_early: bool = False
+    request_timeout_s: float | None = Field(None, gt=0, le=MAX_TIMEOUT_S, allow_inf_nan=False)
+    max_error_rate: float = Field(MAX_ERROR_RATE, ge=0, le=1)
     max_stage_s: float | None = Field(None, ge=0.1, le=MAX_STAGE_S, allow_inf_nan=False)
     warmup_s: float = Field(0.0, ge=0, le=MAX_STAGE_S, allow_inf_nan=False)
     trace: bool = False
@@ -204,6 +216,8 @@ def make_plan(experiment: Experiment, base_url: str, description: Mapping[str, A
         name=experiment.name,
         seed=seed,
         output_tokens=experiment.output_tokens,
+        request_timeout_s=experiment.request_timeout_s,
+        max_error_rate=experiment.max_error_rate,
         slo=experiment.slo,
         prompt_tokens=experiment.prompt_tokens,
         tokenizer=experiment.tokenizer,

@@ -24,6 +24,7 @@ MAX_STAGES = 1_000
 MAX_OUTPUT_TOKENS = 131_072
 MAX_PROMPT_TOKENS = 1_048_576
 MAX_TIMEOUT_S = 3_600.0
+MAX_ERROR_RATE = 0.5  # unless told otherwise
 # What a recording may take beyond a stage's time box: the lab is read before and after it.
 STEP_TRACE_MARGIN_S = 60.0
 
@@ -114,6 +115,8 @@ class Plan:
         seed: of prompts and arrivals.
         output_tokens: length of an answer, where a workload's text or a recorded trace does not give its own; None:
             as long as the workload has it.
+        request_timeout_s: from the sending of a request to the end of its answer; None: as long as it takes.
+        max_error_rate: share of a stage's requests that may fail, 0 to 1; above it the stage ends. 1: never.
         slo: the objective, in the form `loadtest.judge.slo` reads.
         prompt_tokens: size of a prompt, where a recorded trace does not give its own; None: the workload's own.
         tokenizer: file or model directory that counts them; None: the served model's if it is at hand.
@@ -130,6 +133,8 @@ class Plan:
     output_tokens: int | None = None
     connect_timeout_s: float = 5
     idle_timeout_s: float = 300
+    request_timeout_s: float | None = None
+    max_error_rate: float = MAX_ERROR_RATE
     slo: str | None = None
     prompt_tokens: int | None = None
     tokenizer: str | None = None
@@ -151,9 +156,12 @@ class Plan:
             )
         if self.prompt_tokens is not None and not 1 <= self.prompt_tokens <= MAX_PROMPT_TOKENS:
             raise ValueError(f"prompt_tokens={self.prompt_tokens} must be in 1..{MAX_PROMPT_TOKENS}")
-        for name in ("connect_timeout_s", "idle_timeout_s"):
-            if not 0 < getattr(self, name) <= MAX_TIMEOUT_S:
-                raise ValueError(f"{name}={getattr(self, name)} must be above 0, at most {MAX_TIMEOUT_S:g}")
+        for name in ("connect_timeout_s", "idle_timeout_s", "request_timeout_s"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= MAX_TIMEOUT_S:
+                raise ValueError(f"{name}={value} must be above 0, at most {MAX_TIMEOUT_S:g}")
+        if not 0 <= self.max_error_rate <= 1:
+            raise ValueError(f"max_error_rate={self.max_error_rate} must be in 0..1")
         if self.slo is not None:
             parse_slo(self.slo)
         by_key: dict[str, StagePlan] = {}

@@ -51,7 +51,9 @@ class Sender:
     def connect(self) -> StreamingClient:
         """A client that opens its connection with its first request."""
         plan = self.plan
-        settings = ClientSettings(plan.base_url, plan.connect_timeout_s, plan.idle_timeout_s, client_key())
+        settings = ClientSettings(
+            plan.base_url, plan.connect_timeout_s, plan.idle_timeout_s, plan.request_timeout_s, client_key()
+        )
         return StreamingClient(settings, self.clock)
 
     def workload(self, stage: StagePlan) -> Workload:

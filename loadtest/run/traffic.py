@@ -18,7 +18,6 @@ from loadtest.run.sender import Sender
 
 MAX_IN_FLIGHT = 4096  # of an open loop: each is a connection, and a server this far behind is lost
 MIN_REQUESTS_TO_JUDGE = 20
-HOPELESS_ERROR_RATE = 0.5
 
 
 class Traffic:
@@ -131,8 +130,9 @@ class Traffic:
         finished, failed = self.num_counted, self.num_failed
         if self.stop_reason is not None or finished < MIN_REQUESTS_TO_JUDGE:
             return
-        if failed > HOPELESS_ERROR_RATE * finished:
-            detail = f"{failed} of {finished} requests failed, more than {HOPELESS_ERROR_RATE:.0%}"
+        most = self._sender.plan.max_error_rate
+        if failed > most * finished:
+            detail = f"{failed} of {finished} requests failed, more than {most:.0%} (max_error_rate)"
             self.stop(ClientReason.STAGE_HOPELESS, detail)
 
 

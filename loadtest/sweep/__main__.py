@@ -31,7 +31,7 @@ from loadtest.offer.workload import load_workload
 from loadtest.run import resume
 from loadtest.run.directory import PLAN_FILE, REQUESTS_FILE, read_run
 from loadtest.run.experiment import MAX_SEED, choose_lanes, split_names
-from loadtest.run.plan import MAX_OUTPUT_TOKENS, Plan, write_plan
+from loadtest.run.plan import MAX_ERROR_RATE, MAX_TIMEOUT_S, MAX_OUTPUT_TOKENS, Plan, write_plan
 from loadtest.sweep.settings import SweepSettings, read_settings, write_settings
 from loadtest.sweep.stages import CapacitySweep
 from serving import run_directory
@@ -97,6 +97,18 @@ from serving.core.exit_codes import ExitCode
     "--output-tokens",
     type=click.IntRange(2, MAX_OUTPUT_TOKENS),
     help="Length of each answer.  [default: the workload's own]",
+)
+@click.option(
+    "--request-timeout-s",
+    type=click.FloatRange(0, MAX_TIMEOUT_S, min_open=True),
+    help="Longest time for a whole answer.  [default: none]",
+)
+@click.option(
+    "--max-error-rate",
+    type=click.FloatRange(0, 1),
+    default=MAX_ERROR_RATE,
+    show_default=True,
+    help="End a probe when a larger share of its requests fails.",
 )
 @click.option(
     "--seed", type=click.IntRange(0, MAX_SEED), help="Of prompts and arrivals.  [default: a fresh one]"
@@ -219,6 +231,8 @@ def _plan(settings: SweepSettings, base_url: str, name: str, model: str) -> Plan
         name=name,
         seed=settings.seed,
         output_tokens=settings.output_tokens,
+        request_timeout_s=settings.request_timeout_s,
+        max_error_rate=settings.max_error_rate,
         slo=settings.slo,
     )
 

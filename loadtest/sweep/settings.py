@@ -13,6 +13,7 @@ from loadtest.client.record import faults_in_words
 from loadtest.judge.capacity import SearchSettings
 from loadtest.judge.slo import parse_slo
 from loadtest.offer.load import Process
+from loadtest.run.plan import MAX_ERROR_RATE
 from loadtest.sweep.stages import CapacitySweep, ProbeLength
 
 SWEEP_FILE = "sweep.json"
@@ -31,6 +32,7 @@ class SweepSettings:
         probe_s: shortest time that a rate is offered; three times as long is the longest.
         probe_requests: fewest requests of a probe, as far as the longest time allows.
         output_tokens: length of an answer; None: the workload's own.
+        request_timeout_s, max_error_rate: as in `loadtest.run.plan.Plan`.
         seed: of prompts and arrivals.
     """
 
@@ -47,6 +49,8 @@ class SweepSettings:
     probe_requests: int
     output_tokens: int | None
     seed: int
+    request_timeout_s: float | None = None
+    max_error_rate: float = MAX_ERROR_RATE
 
     @property
     def length(self) -> ProbeLength:

@@ -329,8 +329,26 @@ def test_a_stage_that_mostly_fails_is_stopped_and_says_why(tmp_path: Path) -> No
     assert done.returncode == 1
     stage = read_run((tmp_path / "latest").resolve()).stages[0]
     assert (stage.is_cut, stage.stop_reason) == (True, ClientReason.STAGE_HOPELESS)
-    assert stage.stop_detail == "20 of 20 requests failed, more than 50%"
+    assert stage.stop_detail == "20 of 20 requests failed, more than 50% (max_error_rate)"
     assert stage.finished_at_s - stage.started_at_s < 15
+
+
+def test_the_error_rate_that_ends_a_stage_and_the_time_of_a_request_can_be_set(tmp_path: Path) -> None:
+    # One request in four fails of itself. The default bears that; 10 percent does not.
+    with fake_lab({"shaky": FakeLane("batched", 0.001, 0.001, fail_every=4)}) as (url, _):
+        arguments = ("--load", "constant:20/s,2s", "--workloads", "copy", "--output-tokens", "8")
+        bench(url, tmp_path, *arguments)
+        (borne,) = read_run((tmp_path / "latest").resolve()).stages
+        bench(url, tmp_path, *arguments, "--max-error-rate", "0.1")
+        (ended,) = read_run((tmp_path / "latest").resolve()).stages
+    assert borne.stop_reason is None
+    assert ended.stop_reason == ClientReason.STAGE_HOPELESS
+    assert "more than 10% (max_error_rate)" in str(ended.stop_detail)
+    with fake_lab({"slow": FakeLane("batched", ttft_s=5, gap_s=0.001)}) as (url, _):
+        arguments = ("--concurrency", "1", "--workloads", "copy", "--output-tokens", "8")
+        done = bench(url, tmp_path, *arguments, "--request-timeout-s", "0.3", "--max-error-rate", "1")
+    assert done.returncode == 1
+    assert {record.reason for record in records_of(tmp_path)} == {"request_timeout"}
 
 
 def test_a_stage_that_has_lost_its_objective_is_stopped(tmp_path: Path) -> None:

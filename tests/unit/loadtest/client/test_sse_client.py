@@ -259,6 +259,53 @@ def test_silence_ends_at_the_idle_timeout() -> None:
     assert record.finished_at_s - record.chunk_at_s[0] >= 0.05
 
 
+def test_an_answer_that_trickles_ends_at_the_request_timeout() -> None:
+    go = threading.Event()
+
+    def script(talk: Conversation) -> None:
+        talk.receive()
+        talk.send(OK_HEAD)
+        while not go.wait(0.01):  # never silent for long
+            talk.send(http_chunk(text_event("a")))
+
+    with scripted_server(script) as (url, _):
+        record = send(url, request_timeout_s=0.2)
+        go.set()
+    assert (record.outcome, record.reason) == (Outcome.FAILED, ClientReason.REQUEST_TIMEOUT)
+    assert record.error == "not whole after 0.2 s (request_timeout_s)"
+    assert len(record.chunk_at_s) > 1
+
+
+def test_silence_within_a_request_timeout_is_still_silence() -> None:
+    go = threading.Event()
+
+    def script(talk: Conversation) -> None:
+        talk.receive()
+        assert go.wait(5)
+
+    with scripted_server(script) as (url, _):
+        record = send(url, idle_timeout_s=0.05, request_timeout_s=60)
+        go.set()
+    assert record.reason == ClientReason.IDLE_TIMEOUT
+
+
+def test_a_request_timeout_begins_anew_with_each_request_of_a_connection() -> None:
+    def script(talk: Conversation) -> None:
+        for _ in range(3):
+            talk.receive()
+            time.sleep(0.2)
+            talk.send(
+                OK_HEAD + http_chunk(text_event("a")) + http_chunk(usage_event(5, 1)) + http_chunk(DONE) + END
+            )
+
+    with scripted_server(script) as (url, _):
+        client = StreamingClient(ClientSettings(url, request_timeout_s=0.5))
+        records = [client.send(LABEL, BODY, 0.0) for _ in range(3)]
+        client.close()
+    assert [record.outcome for record in records] == [Outcome.COMPLETED] * 3
+    assert [record.num_reconnects for record in records] == [0] * 3
+
+
 def test_not_http_at_all() -> None:
     def script(talk: Conversation) -> None:
         talk.receive()

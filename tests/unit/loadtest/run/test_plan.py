@@ -47,6 +47,10 @@ def test_impossible_plans_are_refused() -> None:
         Plan("http://h:1", "m", (stage,), output_tokens=1)
     with pytest.raises(ValueError, match=r"idle_timeout_s=nan must be above 0"):
         Plan("http://h:1", "m", (stage,), idle_timeout_s=math.nan)
+    with pytest.raises(ValueError, match=r"request_timeout_s=0 must be above 0"):
+        Plan("http://h:1", "m", (stage,), request_timeout_s=0)
+    with pytest.raises(ValueError, match=r"max_error_rate=5 must be in 0..1"):
+        Plan("http://h:1", "m", (stage,), max_error_rate=5)
 
 
 @pytest.mark.parametrize(
