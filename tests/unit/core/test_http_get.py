@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -29,9 +30,11 @@ class Pages(BaseHTTPRequestHandler):
             self.send_header("content-length", "10")
         self.end_headers()
         if page == "trickle":
-            for _ in range(20):
-                self.wfile.write(b"x")
-                time.sleep(0.05)
+            with suppress(ConnectionError):  # the client goes first
+                for _ in range(20):
+                    self.wfile.write(b"x")
+                    time.sleep(0.05)
+            return
         self.wfile.write({"refused": b'{"error": "no"}', "lines": b"one\ntwo\n\nlast"}.get(page, b"half"))
 
     def log_message(self, *_: object) -> None:
