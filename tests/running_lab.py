@@ -50,9 +50,13 @@ class RunningLab:
 
     def engine(self, lane: str) -> dict[str, Any]:
         """The engine's own counts and instants, of a lane with one replica."""
-        (replica,) = self.replicas(lane)
-        counts: dict[str, Any] = httpx.get(f"{replica['url']}/tandem/engine", timeout=10).json()
+        (counts,) = self.engines(lane)
         return counts
+
+    def engines(self, lane: str) -> list[dict[str, Any]]:
+        """The same of each replica of a lane."""
+        urls = [replica["url"] for replica in self.replicas(lane)]
+        return [httpx.get(f"{url}/tandem/engine", timeout=10).json() for url in urls]
 
     def processes(self) -> list[psutil.Process]:
         """Every process of the lab: all inherit its state directory."""

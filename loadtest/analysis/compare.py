@@ -10,17 +10,16 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from loadtest.analysis.run_summary import summarize
+from loadtest.analysis.run_summary import read_measured, summarize
 from loadtest.analysis.summary import Percentiles, StageSummary, Summary
-from loadtest.client.record import RequestRecord, read_records
+from loadtest.client.record import RequestRecord
 from loadtest.judge.capacity import Capacity
 from loadtest.judge.estimate import Estimate, is_settled, ratio_of_estimates
 from loadtest.judge.intervals import geometric_mean_of_repeats, percentile_ratio
 from loadtest.judge.settled import ASSUMED_STAGE_SD, with_stage_noise
 from loadtest.offer.load import OpenLoop
 from loadtest.run.differences import Difference, find_differences
-from loadtest.run.directory import REQUESTS_FILE, read_run
-from serving.core.latency import e2e_latency_s, percentile, tpot_s, ttft_s
+from serving.core.latency import e2e_latency_s, percentile, tpots_s, ttft_s
 
 # Answers and prompts of two runs are drawn anew; a larger difference in their mean length is other work.
 SIZE_TOLERANCE = 0.05
@@ -132,10 +131,7 @@ def load_run(directory: Path) -> LoadedRun:
     Raises:
         ValueError: a file of the run is missing or damaged; the text names it.
     """
-    path = directory / REQUESTS_FILE
-    if not path.is_file():
-        raise ValueError(f"{path}: is missing; is this the directory of a run?")
-    run, records = read_run(directory), list(read_records(path))
+    run, records = read_measured(directory)
     groups = {stage.plan.key: stage.plan.group for stage in run.stages}
     by_group: dict[str, dict[str, list[RequestRecord]]] = {}
     for record in records:
@@ -159,7 +155,7 @@ def _samples(completed: Sequence[RequestRecord]) -> StageSamples:
     timelines = [record.timeline for record in completed]
     return StageSamples(
         ttft_s=tuple(ttft_s(timeline) for timeline in timelines),
-        tpot_s=tuple(tpot for timeline in timelines if (tpot := tpot_s(timeline)) is not None),
+        tpot_s=tuple(tpots_s(timelines)),
         e2e_s=tuple(e2e_latency_s(timeline) for timeline in timelines),
         prompt_tokens=sum(record.prompt_tokens or 0 for record in completed) / len(completed),
         output_tokens=sum(record.output_tokens or 0 for record in completed) / len(completed),

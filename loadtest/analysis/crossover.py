@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from loadtest.analysis.summary import Crossing, Crossover, SpeedUp, StageSummary, Verdict
-from loadtest.judge.estimate import Estimate
+from loadtest.judge.estimate import Estimate, is_settled
 from loadtest.judge.settled import Standing, ratios_by_level, smallest_settled, standing
 from loadtest.offer.load import ClosedLoop, Load, OpenLoop
 from serving.core.lane import Strategy
@@ -61,11 +61,7 @@ def find_crossing(ratios: Sequence[tuple[float, Estimate | None]]) -> Crossing:
     by_standing = {
         wanted: tuple(level for level, ratio in ratios if standing(ratio) is wanted) for wanted in Standing
     }
-    settled = [
-        (level, ratio)
-        for level, ratio in ratios
-        if ratio and standing(ratio) in (Standing.ABOVE, Standing.BELOW)
-    ]
+    settled = [(level, ratio) for level, ratio in ratios if ratio and is_settled(ratio)]
     brackets = [(a, b) for a, b in pairwise(settled) if (a[1].value > 1) != (b[1].value > 1)]
     return Crossing(
         verdict=_verdict(by_standing, settled, len(brackets)),
@@ -95,28 +91,23 @@ def _verdict(
 
 def _compare(workload: str, lane: str, baseline: str, unit: str, pairs: Pairs) -> Crossover:
     usable = {level: pair for level, pair in pairs.items() if all(map(_is_usable, pair))}
-    tpots = [_ratios(theirs.repeat_tpot_p50_s, ours.repeat_tpot_p50_s) for ours, theirs in usable.values()]
-    rates = [
-        _ratios(ours.repeat_tokens_per_s, theirs.repeat_tokens_per_s) for ours, theirs in usable.values()
-    ]
-    speed_ups = tuple(
-        SpeedUp(level, tpot, throughput)
-        for level, tpot, throughput in zip(
-            usable, ratios_by_level(tpots), ratios_by_level(rates), strict=True
-        )
+    repeats = [_ratios(theirs.repeat_tpot_p50_s, ours.repeat_tpot_p50_s) for ours, theirs in usable.values()]
+    tpots = ratios_by_level(repeats)
+    rates = ratios_by_level(
+        [_ratios(ours.repeat_tokens_per_s, theirs.repeat_tokens_per_s) for ours, theirs in usable.values()]
     )
     return Crossover(
         workload=workload,
         lane=lane,
         baseline=baseline,
         unit=unit,
-        speed_ups=speed_ups,
-        tpot=find_crossing([(each.level, each.tpot) for each in speed_ups]),
-        throughput=find_crossing([(each.level, each.throughput) for each in speed_ups]),
+        speed_ups=tuple(map(SpeedUp, usable, tpots, rates)),
+        tpot=find_crossing(list(zip(usable, tpots, strict=True))),
+        throughput=find_crossing(list(zip(usable, rates, strict=True))),
         left_out=tuple(level for level in pairs if level not in usable),
         smallest_tpot=smallest_settled(tpots),
         smallest_throughput=smallest_settled(rates),
-        repeats=min((len(ratios) for ratios in tpots if ratios), default=0),
+        repeats=min((len(ratios) for ratios in repeats if ratios), default=0),
     )
 
 

@@ -20,8 +20,8 @@ from loadtest.run.directory import REQUESTS_FILE, RunFile, read_run
 from serving.core.lane import has_model
 
 
-def summarize_dir(directory: Path) -> Summary:
-    """The summary of a run on disk.
+def read_measured(directory: Path) -> tuple[RunFile, list[RequestRecord]]:
+    """A run on disk and its records.
 
     Raises:
         ValueError: a file of the run is missing or damaged; the text names it.
@@ -29,7 +29,16 @@ def summarize_dir(directory: Path) -> Summary:
     path = directory / REQUESTS_FILE
     if not path.is_file():
         raise ValueError(f"{path}: is missing; is this the directory of a run?")
-    return summarize(read_run(directory), list(read_records(path)))
+    return read_run(directory), list(read_records(path))
+
+
+def summarize_dir(directory: Path) -> Summary:
+    """The summary of a run on disk.
+
+    Raises:
+        ValueError: as `read_measured`.
+    """
+    return summarize(*read_measured(directory))
 
 
 def summarize(run: RunFile, records: Sequence[RequestRecord]) -> Summary:

@@ -29,7 +29,7 @@ from serving.core.latency import (
     e2e_latency_s,
     inter_chunk_latencies_s,
     percentile,
-    tpot_s,
+    tpots_s,
     ttft_s,
 )
 from serving.core.speculation import acceptance_rate, mean_acceptance_length
@@ -77,8 +77,7 @@ class Repeat:
 
     @property
     def tpot_p50_s(self) -> float | None:
-        values_s = (tpot_s(record.timeline) for record in self.records if record.is_completed)
-        return percentile([value_s for value_s in values_s if value_s is not None], 50)
+        return percentile(tpots_s(record.timeline for record in self.records if record.is_completed), 50)
 
     @property
     def num_due(self) -> int:
@@ -136,7 +135,7 @@ def summarize_stage(
         )
         or 0.0,
         ttft_s=_percentiles(ttft_s(timeline) for timeline in timelines),
-        tpot_s=_percentiles(tpot for timeline in timelines if (tpot := tpot_s(timeline)) is not None),
+        tpot_s=_percentiles(tpots_s(timelines)),
         e2e_s=_percentiles(e2e_latency_s(timeline) for timeline in timelines),
         inter_chunk_s=_gap_percentiles(timelines),
         tokens_per_chunk=tokens / chunks if chunks else None,

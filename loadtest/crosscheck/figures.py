@@ -99,7 +99,7 @@ def from_records(records: Sequence[RequestRecord]) -> Figures:
     begun_s = min(record.scheduled_at_s for record in records)
     return _figures(
         [latency.ttft_s(timeline) * 1000 for timeline in timelines],
-        [tpot_s * 1000 for timeline in timelines if (tpot_s := latency.tpot_s(timeline)) is not None],
+        [tpot_s * 1000 for tpot_s in latency.tpots_s(timelines)],
         [gap * 1000 for gap in gaps_s],
         sum(record.output_tokens or 0 for record in records),
         max(record.finished_at_s for record in records) - begun_s,

@@ -53,31 +53,24 @@ def ratios_by_level(levels: Sequence[Sequence[float]]) -> tuple[Estimate | None,
     """
     logs = [[math.log(ratio) for ratio in ratios] for ratios in levels]
     means = [fmean(each) if each else None for each in logs]
-    half_widths = half_widths_of([len(each) for each in logs], _spread(logs))
-    return tuple(
-        None if mean is None else Estimate(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
-        for mean, half in zip(means, half_widths, strict=True)
-    )
-
-
-def half_widths_of(repeats: Sequence[int], spread: tuple[float, int]) -> list[float]:
-    """Half the width of each level's interval, on the logarithm; 0 where there is no repeat.
-
-    Args:
-        repeats: of each level.
-        spread: standard deviation of a repeat's logarithm, and the degrees of freedom it is known with.
-    """
-    deviation, degrees = spread
-    num_levels = max(1, sum(count > 0 for count in repeats))
+    deviation, degrees = _spread(logs)
+    num_levels = max(1, sum(mean is not None for mean in means))
     quantile = student_t(degrees, 1 - (1 - CONFIDENCE) / num_levels)
-    return [quantile * deviation / math.sqrt(count) if count else 0.0 for count in repeats]
+    estimates: list[Estimate | None] = []
+    for mean, each in zip(means, logs, strict=True):
+        if mean is None:
+            estimates.append(None)
+            continue
+        half = quantile * deviation / math.sqrt(len(each))
+        estimates.append(Estimate(math.exp(mean), math.exp(mean - half), math.exp(mean + half)))
+    return tuple(estimates)
 
 
-def smallest_settled(levels: Sequence[Sequence[float]]) -> float | None:
-    """The smallest ratio above 1 that these repeats can settle at their best level; None without a ratio."""
-    logs = [[math.log(ratio) for ratio in ratios] for ratios in levels]
-    halves = [half for half in half_widths_of([len(each) for each in logs], _spread(logs)) if half > 0]
-    return math.exp(min(halves)) if halves else None
+def smallest_settled(ratios: Sequence[Estimate | None]) -> float | None:
+    """The smallest ratio above 1 that the repeats behind these can settle at their best level; None without any."""
+    # On the logarithm an interval is as wide at any ratio: the end must be as far from 1 as it is from the middle.
+    reach = [ratio.high / ratio.value for ratio in ratios if ratio is not None and ratio.high is not None]
+    return min((each for each in reach if each > 1), default=None)
 
 
 def with_stage_noise(ratio: Estimate | None) -> Estimate | None:

@@ -10,7 +10,7 @@ import yaml
 from rich.console import Console
 from rich.text import Text
 
-from loadtest.analysis.run_summary import summarize_dir
+from loadtest.analysis.run_summary import read_measured, summarize
 from loadtest.analysis.summary import Summary, summary_json
 from loadtest.drawing.page import render_page
 from loadtest.judge.wording import count
@@ -22,7 +22,7 @@ from loadtest.run.directory import (
     FIGURES_DIR,
     REPORT_FILE,
     SUMMARY_FILE,
-    read_run,
+    RunInfo,
     replace_file,
     writing,
 )
@@ -35,9 +35,10 @@ def build(directory: Path) -> Summary:
         ValueError: a file of the run is missing or damaged; the text names it.
         RunWriteError: a file of the report cannot be written.
     """
-    summary = summarize_dir(directory)
+    run, records = read_measured(directory)
+    summary = summarize(run, records)
     replace_file(directory / SUMMARY_FILE, summary_json(summary).encode())
-    steps = draw_steps(read_run(directory), directory)
+    steps = draw_steps(run, directory)
     charts = draw_all(summary) + steps.charts
     with writing(directory / FIGURES_DIR):
         (directory / FIGURES_DIR).mkdir(exist_ok=True)
@@ -79,8 +80,8 @@ def _measured(summary: Summary) -> str:
     minutes = f"{run.duration_s:.0f} s" if run.duration_s < 120 else f"{run.duration_s / 60:.0f} min"
     requests = f"{count(summary.requests, 'request')} in {minutes}"
     return (
-        f"{run.model['name']}, {run.model['dtype']} on {run.model['device']}, {run.machine['cpu_model']} with "
-        f"{run.machine['usable_cores']} usable cores. {workloads}; {requests}, "
+        f"{_model(run)}, {run.machine['cpu_model']} with {run.machine['usable_cores']} usable cores. "
+        f"{workloads}; {requests}, "
         f"started {run.started_at}. Run {run.id}."
     )
 
@@ -96,7 +97,7 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
         ("GPUs", ", ".join(gpu["name"] for gpu in machine["gpus"]) or "none"),
         ("Operating system", f"{machine['os']}, kernel {machine['kernel']}"),
         ("Versions", ", ".join(f"{name} {version}" for name, version in run.versions.items())),
-        ("Model", f"{run.model['name']}, {run.model['dtype']} on {run.model['device']}"),
+        ("Model", _model(run)),
         ("Engines", engines),
         ("Seed", str(run.seed)),
         ("Objective", summary.slo or "none given"),
@@ -105,6 +106,10 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
         ("Address", run.base_url),
         ("Status", run.status + (f", in {run.parts} parts" if run.parts > 1 else "")),
     ]
+
+
+def _model(run: RunInfo) -> str:
+    return f"{run.model['name']}, {run.model['dtype']} on {run.model['device']}"
 
 
 def _answers(output_tokens: int | None) -> str:

@@ -202,8 +202,8 @@ def agreement_table(summary: Summary, only_bad: bool = False) -> FilledTable | N
 
 def agreed(summary: Summary) -> str:
     """How many quantities client and server agree on, in words."""
-    each = [agreement.agrees for stage in summary.stages for agreement in stage.agreements]
-    return f"{sum(each)} of {len(each)} quantities agree" if each else "nothing to compare"
+    everything = [each for stage in summary.stages for each in stage.agreements]
+    return f"{_agreed(everything)} quantities agree" if everything else "nothing to compare"
 
 
 def print_tables(summary: Summary, console: Console, *, with_all: bool) -> None:

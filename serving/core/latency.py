@@ -6,7 +6,7 @@ wherever it is printed. All instants are seconds on one monotonic clock of the p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -80,6 +80,15 @@ def tpot_s(timeline: RequestTimeline) -> float | None:
     if timeline.output_tokens < 2:
         return None
     return (e2e_latency_s(timeline) - ttft_s(timeline)) / (timeline.output_tokens - 1)
+
+
+def tpots_s(timelines: Iterable[RequestTimeline]) -> list[float]:
+    """`tpot_s` of each answer that has one, in seconds.
+
+    Raises:
+        IncompleteTimelineError: as `tpot_s`.
+    """
+    return [tpot for timeline in timelines if (tpot := tpot_s(timeline)) is not None]
 
 
 def inter_chunk_latencies_s(timeline: RequestTimeline) -> tuple[float, ...]:

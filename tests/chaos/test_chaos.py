@@ -112,9 +112,7 @@ def test_five_hundred_clients_that_leave_take_everything_with_them(lab: RunningL
     wait_until(lambda: at_rest(lab), "leases, queue and tokens at 0")
 
     def engines_rest() -> bool:
-        urls = [replica["url"] for replica in lab.replicas("batched")]
-        engines = [httpx.get(f"{url}/tandem/engine", timeout=10).json() for url in urls]
-        return not any(engine["running"] or engine["waiting"] for engine in engines)
+        return not any(engine["running"] or engine["waiting"] for engine in lab.engines("batched"))
 
     # An engine yields the processor, and so it may see a client go after the scheduler does; its answer takes 30 s.
     wait_until(engines_rest, "no engine works for a client that has gone", limit_s=5)

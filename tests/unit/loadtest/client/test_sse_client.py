@@ -49,6 +49,20 @@ def send(base_url: str, **settings: Any) -> RequestRecord:
         client.close()
 
 
+def send_and_cancel(client: StreamingClient, started: threading.Event) -> RequestRecord:
+    """A request that another thread cancels once it has started."""
+
+    def cancel() -> None:
+        assert started.wait(5)
+        client.cancel(ClientReason.INTERRUPTED)
+
+    canceller = threading.Thread(target=cancel)
+    canceller.start()
+    record = client.send(LABEL, BODY, time.perf_counter())
+    canceller.join(5)
+    return record
+
+
 def answer_whole(talk: Conversation) -> None:
     """A complete answer of two chunks and three tokens."""
     if talk.receive():
@@ -327,15 +341,7 @@ def test_cancel_ends_a_request_in_flight_and_those_after_it() -> None:
 
     with scripted_server(script, lambda talk: None) as (url, talks):
         client = StreamingClient(ClientSettings(url))
-
-        def cancel() -> None:
-            assert started.wait(5)
-            client.cancel(ClientReason.INTERRUPTED)
-
-        canceller = threading.Thread(target=cancel)
-        canceller.start()
-        record = client.send(LABEL, BODY, time.perf_counter())
-        canceller.join(5)
+        record = send_and_cancel(client, started)
         go.set()
         later = client.send(LABEL, BODY, time.perf_counter())
     assert (record.outcome, record.reason) == (Outcome.CANCELLED, ClientReason.INTERRUPTED)
@@ -656,14 +662,6 @@ def test_cancel_wakes_a_reader_over_tls(certificate: Path, monkeypatch: pytest.M
 
     with scripted_server(script, tls=server_context(certificate)) as (url, _):
         client = StreamingClient(ClientSettings(url))
-
-        def cancel() -> None:
-            assert started.wait(5)
-            client.cancel(ClientReason.INTERRUPTED)
-
-        canceller = threading.Thread(target=cancel)
-        canceller.start()
-        record = client.send(LABEL, BODY, time.perf_counter())
-        canceller.join(5)
+        record = send_and_cancel(client, started)
         go.set()
     assert (record.outcome, record.reason) == (Outcome.CANCELLED, ClientReason.INTERRUPTED)

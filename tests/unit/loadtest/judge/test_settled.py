@@ -80,13 +80,13 @@ def test_an_interval_by_hand() -> None:
 
 def test_a_design_says_what_it_can_settle() -> None:
     three = [[1.0, 1.03, 0.97]] * 3
-    smallest = smallest_settled(three)
+    smallest = smallest_settled(ratios_by_level(three))
     assert smallest is not None
     levels = ratios_by_level([[ratio * smallest * 1.001 for ratio in ratios] for ratios in three])
     assert all(standing(each) is Standing.ABOVE for each in levels)
     below = ratios_by_level([[ratio * smallest * 0.99 for ratio in ratios] for ratios in three])
     assert all(standing(each) is Standing.OPEN for each in below)
-    assert smallest_settled([[], []]) is None
+    assert smallest_settled(ratios_by_level([[], []])) is None
 
 
 def test_a_ratio_without_interval_says_nothing() -> None:
