@@ -5,8 +5,9 @@
     locust -f loadtest/locustfile.py --host ... --headless --load poisson:4/s,60s
     locust -f loadtest/locustfile.py --host ... --master    and, once for each core,    ... --worker
 
-Rows TTFT, TPOT, E2E and ICL max for each lane and workload; charts of the first three at /latency on Locust's
-page; the same for Prometheus at 127.0.0.1:9465 (TANDEM_LOAD_METRICS_ADDRESS, TANDEM_LOAD_METRICS_PORT; 0: not).
+Rows TTFT, TPOT, E2E and ICL max for each lane and workload, of completed requests; charts of the first three at
+/latency on Locust's page; the same for Prometheus at 127.0.0.1:9465 (TANDEM_LOAD_METRICS_ADDRESS,
+TANDEM_LOAD_METRICS_PORT; 0: not).
 An API key is read from TANDEM_API_KEY, else from OPENAI_API_KEY.
 `tandem bench` measures stages of a fixed size and writes a report.
 """
@@ -42,6 +43,7 @@ from loadtest.client.openai_server import ServerError
 from loadtest.judge.wording import count
 from loadtest.offer.request_body import Dialect
 from loadtest.offer.workload import DEFAULT_OUTPUT_TOKENS, load_workload
+from loadtest.run.locust_stats import CUT_OFF
 from serving.core.errors import ConfigError
 from serving.core.exit_codes import LOAD_FAILED, ExitCode
 
@@ -141,6 +143,20 @@ def _stop(environment: Any, **_: Any) -> None:
     environment.traffic.stop()
 
 
+@events.test_stop.add_listener  # type: ignore[untyped-decorator]
+def _settle(environment: Any, **_: Any) -> None:
+    run = environment.traffic.run
+    if run is not None and run.num_cut_off:
+        logger.warning(
+            "%s under way at the end of the test: cut off, and in no row but %r (--stop-timeout gives them time)",
+            count(run.num_cut_off, "request"),
+            CUT_OFF,
+        )
+    if environment.parsed_options.csv_prefix and not isinstance(environment.runner, WorkerRunner):
+        # Locust writes its CSV at intervals only: what came last must not be missing.
+        gevent.sleep(2 * CSV_STATS_INTERVAL_SEC)
+
+
 def _share_out(environment: Any) -> None:
     """Give every worker its part of the schedule, and watch that none is waited for in vain."""
     workers, options = sorted(workers_present(environment.runner)), environment.parsed_options
@@ -229,9 +245,8 @@ def _fail(environment: Any, error: str) -> None:
 
 
 def _end_test(environment: Any) -> None:
-    # Locust writes its CSV, and workers report, at intervals only: what came last must not be missing.
-    is_master = isinstance(environment.runner, MasterRunner)
-    settle_s = 2 * CSV_STATS_INTERVAL_SEC + (WORKER_REPORT_INTERVAL if is_master else 0)
+    # Workers report at intervals only: what came last must not be missing.
+    settle_s = 2 * WORKER_REPORT_INTERVAL if isinstance(environment.runner, MasterRunner) else 0
     environment.ending = gevent.spawn_later(settle_s, _end, environment)
 
 

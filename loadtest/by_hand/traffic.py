@@ -24,13 +24,14 @@ from loadtest.offer.request_body import Dialect
 from loadtest.offer.workload import load_workload
 from loadtest.run.dispatch import Connections, keep_schedule
 from loadtest.run.exporter import EndedRequest, LaneWorkload, ProgressCounter, ended_request
-from loadtest.run.locust_stats import report_to_locust
+from loadtest.run.locust_stats import report_cut_off, report_to_locust
 from serving.core.client_key import client_key
 from serving.core.lane import ANY_LANE
 from serving.core.request import Outcome
 
 LEAD_S = 1.0  # from the order to begin to the schedule's first instant, so that every worker is ready
 PROMPTS_PER_WORKER = 1_000_000
+CUT_OFF_WITHIN_S = 1.0  # a request notices that its connection is gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +156,10 @@ class Run:
         self._count_ended = count_ended
         self._connections = Connections(connect)
         self._stopped = Event()
+        self._all_answered = Event()  # of an open loop
         self.is_open_loop = bool(options.load)
         self.num_dispatched = 0
+        self.num_cut_off = 0
         self._num_ended = 0
 
     @property
@@ -173,8 +176,16 @@ class Run:
         return int(self._environment.runner.user_count)
 
     def stop(self) -> None:
+        """Send no more. What is in flight has Locust's `--stop-timeout` to end, and is then cut off.
+
+        Locust itself does so with the users of a closed loop.
+        """
         self._stopped.set()
-        self._connections.cancel(ClientReason.INTERRUPTED)
+        if self.is_open_loop and self.num_busy:
+            if self._environment.stop_timeout:  # gevent takes a wait of 0 for one without end
+                self._all_answered.wait(self._environment.stop_timeout)
+            self._connections.cancel(ClientReason.INTERRUPTED)
+            self._all_answered.wait(CUT_OFF_WITHIN_S)
 
     def ask_next(self, client: StreamingClient) -> bool:
         """One request of a closed loop; False when the test has been stopped."""
@@ -191,7 +202,10 @@ class Run:
 
     def keep_schedule(self, mine: tuple[tuple[int, Arrival], ...], began_at_s: float) -> bool:
         """Send each arrival as soon as it is due, and wait for the answers; False when the test was stopped."""
-        keep_schedule(mine, began_at_s, time.perf_counter, self._stopped, self._serve)
+        try:
+            keep_schedule(mine, began_at_s, time.perf_counter, self._stopped, self._serve)
+        finally:
+            self._all_answered.set()
         self._connections.close()
         return not self._stopped.is_set()
 
@@ -217,12 +231,22 @@ class Run:
         self.num_dispatched += 1
         try:
             record = client.send(label, body, scheduled_at_s=due_at_s)
-        except gevent.GreenletExit:
-            # Locust ends a user in the middle of its request: that is counted, or it would seem under way for ever.
-            self._count_ended(EndedRequest(*self.lane_workload, str(Outcome.CANCELLED), 0, None, None, None))
+        except gevent.GreenletExit:  # Locust ends a user in the middle of its request
+            self._cut_off()
             raise
         finally:
             self._num_ended += 1
+        if record.reason == ClientReason.INTERRUPTED:
+            self._cut_off()
+            return
         lane = record.served_by_lane or options.lane or server.model
         self._count_ended(ended_request(record, record.served_by_lane or self.lane_workload[0]))
         report_to_locust(self._environment, f"{lane}/{options.workload}", record)
+
+    def _cut_off(self) -> None:
+        """A request did not end because the test did, or because Locust took its user away."""
+        self.num_cut_off += 1
+        self._count_ended(EndedRequest(*self.lane_workload, str(Outcome.CANCELLED), 0, None, None, None))
+        report_cut_off(
+            self._environment, "/".join((self._options.lane or self._server.model, self._options.workload))
+        )

@@ -82,7 +82,7 @@ def test_users_in_a_closed_loop_until_stopped(tmp_path: Path) -> None:
             out, _ = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, out
     rows = rows_of(tmp_path / "out_stats.csv")
-    assert {key for key in rows if key[1] != "Aggregated"} == {
+    assert {key for key in rows if key[1] not in ("Aggregated", "cut off")} == {
         ("slow/copy", name) for name in ("TTFT", "TPOT", "ICL max", "E2E")
     }
     assert float(rows["slow/copy", "TTFT"]["Min Response Time"]) >= 60
@@ -103,6 +103,56 @@ def test_an_open_loop_ends_by_itself(tmp_path: Path) -> None:
     assert lab.num_requests["quick"] == 40
     assert rows_of(tmp_path / "out_stats.csv")["quick/copy", "E2E"]["Request Count"] == "40"
     assert "quick/copy" in (tmp_path / "out.html").read_text()
+
+
+def test_the_rows_hold_the_latencies_of_completed_requests_only(tmp_path: Path) -> None:
+    with fake_lab({"flaky": FakeLane("batched", ttft_s=0.05, gap_s=0.1, fail_every=2)}) as (url, _):
+        arguments = ("--lane", "flaky", "--load", "constant:10/s,2s", "--output-tokens", "4", "--csv", "out")
+        code, out = locust(tmp_path, "--host", url, "--headless", *arguments)
+    assert code == 1, out  # Locust's, for failures
+    rows = rows_of(tmp_path / "out_stats.csv")
+    e2e = rows["flaky/copy", "E2E"]
+    assert (e2e["Request Count"], e2e["Failure Count"]) == ("20", "10")
+    # A failed one breaks off after two chunks; a whole answer has two gaps more.
+    assert float(e2e["Min Response Time"]) >= 50 + 3 * 100
+    assert {rows["flaky/copy", name]["Request Count"] for name in ("TTFT", "TPOT", "ICL max")} == {"10"}
+
+
+@pytest.mark.parametrize("load", [("--users", "3"), ("--load", "constant:50/s,60s")])
+def test_what_the_end_of_a_test_cuts_off_is_told_and_no_fault_of_the_server(
+    load: tuple[str, ...], tmp_path: Path
+) -> None:
+    with fake_lab({"slow": FakeLane("batched", ttft_s=0.01, gap_s=30.0)}) as (url, lab):
+        under_way = lab.after(3)
+        arguments = ("--lane", "slow", "--output-tokens", "4", "--csv", "out")
+        with started(tmp_path, "--host", url, "--headless", *arguments, *load) as process:
+            assert under_way.wait(TIMEOUT_S)
+            process.send_signal(signal.SIGTERM)
+            out, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, out
+    told = re.search(r"(\d+) requests under way at the end of the test: cut off", out)
+    rows = rows_of(tmp_path / "out_stats.csv")
+    assert told, out
+    assert int(told[1]) == int(rows["slow/copy", "cut off"]["Request Count"]) >= 3
+    assert rows["", "Aggregated"]["Request Count"] == rows["", "Aggregated"]["Failure Count"] == "0"
+
+
+def test_a_stop_timeout_lets_an_open_loop_end_what_is_under_way(tmp_path: Path) -> None:
+    with fake_lab({"slow": FakeLane("batched", ttft_s=0.5, gap_s=0.5)}) as (url, lab):
+        under_way = lab.after(3)
+        arguments = ("--lane", "slow", "--output-tokens", "4", "--csv", "out", "--stop-timeout", "60")
+        load = ("--load", "constant:20/s,60s")
+        with started(tmp_path, "--host", url, "--headless", *arguments, *load) as process:
+            assert under_way.wait(TIMEOUT_S)
+            process.send_signal(signal.SIGTERM)
+            out, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, out
+    assert "cut off" not in out
+    assert (
+        3
+        <= lab.num_requests["slow"]
+        == int(rows_of(tmp_path / "out_stats.csv")["slow/copy", "E2E"]["Request Count"])
+    )
 
 
 def test_workers_share_one_schedule(tmp_path: Path) -> None:
