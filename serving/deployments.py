@@ -114,7 +114,8 @@ class EngineDeployment:
             config.model.name,
             _scheduler_address(scheduler),
             config.scheduler.drain_timeout_s,
-            _tracing(config, "engine", {"tandem.lane": lane.name, "tandem.replica": replica_id}),
+            yields=config.processor.engines_yield,
+            tracing=_tracing(config, "engine", {"tandem.lane": lane.name, "tandem.replica": replica_id}),
         )
         await self._replica.start(ray.util.get_node_ip_address())
 

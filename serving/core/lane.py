@@ -48,6 +48,7 @@ class EngineFacts:
         has_model: whether it computes with the lab's model; figures of one that does not say nothing of a model.
         device, dtype: `none` without a model.
         niceness: of its process; None where it is not told.
+        group_niceness: of its scheduling group; None where it has none of its own.
     """
 
     name: str
@@ -56,6 +57,7 @@ class EngineFacts:
     device: str
     dtype: str
     niceness: int | None = None
+    group_niceness: int | None = None
 
 
 def has_model(replica: Mapping[str, Any]) -> bool:

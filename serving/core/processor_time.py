@@ -1,7 +1,7 @@
 """Who gets a machine's processors first: engines yield to whoever measures and routes. See docs/decisions/0008.
 
 Linux shares a processor between scheduling groups first, and by niceness within a group. A session is a group where
-the kernel groups by session (autogroup); then a lab yields to other sessions by its group's priority alone.
+the kernel groups by session (autogroup): there an engine yields to other sessions by its group's priority alone.
 """
 
 from __future__ import annotations
@@ -17,9 +17,19 @@ _GROUP = Path("/proc/self/autogroup")
 
 
 def yield_as_engine() -> None:
-    """Make this process, and all that it starts from now on, as nice as engines are; never less nice than it is."""
+    """Make this process, and all that it starts from now on, as nice as engines are; never less nice than it is.
+
+    It gets a session of its own, and so, where sessions are groups, a scheduling group apart from those who route.
+    """
     if niceness() < ENGINE_NICENESS:
         os.setpriority(os.PRIO_PROCESS, 0, ENGINE_NICENESS)
+    if os.getsid(0) == os.getpid():
+        return
+    if (
+        os.getpgid(0) == os.getpid()
+    ):  # Ray makes each worker the leader of a process group, who may not leave it
+        os.setpgid(0, os.getpgid(os.getppid()))
+    os.setsid()  # and leads a group of processes by the same number as before
 
 
 def niceness() -> int:
@@ -45,15 +55,15 @@ def group_niceness() -> int | None:
         return None
 
 
-def yield_as_session() -> str | None:
-    """Put the group of this process's session behind all others; None when that is done, else why it is not.
+def yield_as_group() -> str | None:
+    """Put the scheduling group of this engine behind all others; None when that is done, else why it is not.
 
-    Only the leader of a session does: the others would take their terminal with them, for good.
+    Call it when the engine is ready: on a busy machine a start that comes last takes longer than anybody waits.
     """
     if not has_groups():
         return "the kernel makes no scheduling group of a session (kernel.sched_autogroup_enabled)"
     if os.getsid(0) != os.getpid():
-        return "it runs in the session of a terminal; `tandem up --detach` gives it one of its own"
+        return "it has no session of its own"
     try:
         _GROUP.write_text(str(LAST))
     except OSError as error:

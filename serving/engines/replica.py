@@ -15,7 +15,7 @@ import uvicorn
 from serving.config import LaneConfig
 from serving.core.errors import TandemError
 from serving.core.lane import ReplicaInfo
-from serving.core.processor_time import niceness
+from serving.core.processor_time import group_niceness, niceness, yield_as_group
 from serving.engines.base import Engine
 from serving.engines.engine_page import with_engine_page
 from serving.engines.metrics import ReplicaCollector
@@ -39,6 +39,7 @@ class EngineReplica:
     Args:
         scheduler_address: finds the scheduler's host:port.
         drain_timeout_s: how long running streams may go on when the replica is told to stop.
+        yields: its scheduling group comes last once it is ready.
         tracing: exports a span of each request to a collector; None when none is set.
     """
 
@@ -50,6 +51,8 @@ class EngineReplica:
         model_name: str,
         scheduler_address: Callable[[], Awaitable[str]],
         drain_timeout_s: float,
+        *,
+        yields: bool = False,
         tracing: Tracing | None = None,
     ) -> None:
         self._engine = engine
@@ -63,6 +66,7 @@ class EngineReplica:
         self._channel: aiohttp.ClientWebSocketResponse | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._has_grace = True
+        self._yields = yields
         self._tracing = tracing
         self.demand_tokens = 0  # the scheduler's word: booked here, and this replica's part of what waits
 
@@ -80,6 +84,8 @@ class EngineReplica:
         url = f"http://{address}"
         await self._warm_up(url)
         await collector.refresh_memory()
+        if self._yields and (lack := yield_as_group()):
+            logger.warning("replica %s does not yield to other sessions: %s", self._replica_id, lack)
         background = (collector.keep_memory_fresh(), self._stay_announced(self._hello(url)))
         self._tasks = [serving, *map(asyncio.create_task, background)]
         self._watcher = asyncio.create_task(self._leave_when_broken())
@@ -167,4 +173,6 @@ class EngineReplica:
         info = ReplicaInfo(
             self._replica_id, lane.name, lane.strategy, url, lane.max_running, lane.takes_unpinned
         )
-        return ReplicaHello(info, replace(self._engine.facts, niceness=niceness()))
+        return ReplicaHello(
+            info, replace(self._engine.facts, niceness=niceness(), group_niceness=group_niceness())
+        )

@@ -127,7 +127,7 @@ def build_gateway_app(
             "config": config.model_dump(mode="json"),
             "replicas": replicas,
             # As they are, not as they were wished for: on a cluster of others they may not be had.
-            "priorities": {"gateway_niceness": niceness(), "session_niceness": group_niceness()},
+            "priorities": {"gateway_niceness": niceness(), "gateway_group_niceness": group_niceness()},
         }
 
     return app

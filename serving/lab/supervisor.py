@@ -20,7 +20,6 @@ from typing import Any, Protocol, Self
 from serving.config import LabConfig
 from serving.core.addresses import LOOPBACK
 from serving.core.errors import StartFailedError
-from serving.core.processor_time import yield_as_session
 from serving.lab import state as lab_state
 from serving.lab.cleanup import GRACE_S, RUN_ID_VARIABLE, clean_up, clear_stale, pids_of
 from serving.lab.shared_memory import Watch
@@ -201,9 +200,6 @@ def supervise(
                     signals.install()
                     signals.check()
                     signals.limit(0)
-                # Not before: on a busy machine a start that comes last takes longer than Ray waits for its own.
-                if config.processor.engines_yield and address is None and (lack := yield_as_session()):
-                    announce(f"the lab does not yield to other sessions: {lack}")
                 file.update(LabPhase.READY, "ready")
                 announce(f"ready in {file.state.age_s:.0f} s: {file.state.url}")
                 announce("Ctrl-C or `tandem down` stops it")

@@ -337,6 +337,7 @@ class SchedulerService:
                 "engine_version": hello.engine.version,
                 "has_model": hello.engine.has_model,
                 "niceness": hello.engine.niceness,
+                "group_niceness": hello.engine.group_niceness,
                 "dtype": hello.engine.dtype,
                 "device": hello.engine.device,
             }

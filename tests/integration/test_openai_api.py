@@ -28,7 +28,12 @@ def test_engines_yield_and_what_routes_does_not(lab: RunningLab) -> None:
     assert {replica["niceness"] for replica in described["replicas"]} == {
         max(ours, processor_time.ENGINE_NICENESS)
     }
-    assert described["priorities"]["gateway_niceness"] == ours
+    assert described["priorities"] == {
+        "gateway_niceness": ours,
+        "gateway_group_niceness": processor_time.group_niceness(),
+    }
+    last = processor_time.LAST if processor_time.has_groups() else None
+    assert {replica["group_niceness"] for replica in described["replicas"]} == {last}
 
 
 @pytest.mark.parametrize("lane", ["sequential", "batched", "speculative"])

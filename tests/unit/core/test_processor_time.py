@@ -33,21 +33,36 @@ def test_who_is_nicer_already_stays_so() -> None:
     assert run(code) == "17 17"
 
 
-LEADER = "from serving.core.processor_time import group_niceness, yield_as_session; "
-LEADER += "print(yield_as_session()); print(group_niceness())"
+GROUP = """
+import os
+from serving.core.processor_time import group_niceness, yield_as_engine, yield_as_group
+print(yield_as_group()); print(group_niceness())
+yield_as_engine()
+print(os.getsid(0) == os.getpid()); print(group_niceness())
+print(yield_as_group()); print(group_niceness())
+"""
 
 
 @pytest.mark.skipif(
     not processor_time.has_groups(), reason="this kernel has no scheduling group of a session"
 )
-def test_the_leader_of_a_session_puts_it_last_and_others_leave_theirs_alone() -> None:
-    assert run(LEADER, start_new_session=True).split() == ["None", "19"]
+@pytest.mark.parametrize(
+    "process_group", [None, 0], ids=["in a group of processes", "leads one, as Ray's do"]
+)
+def test_an_engine_has_a_group_of_its_own_which_comes_last_and_others_stay_as_they_are(
+    process_group: int | None,
+) -> None:
     before = processor_time.group_niceness()
-    said = run(LEADER).splitlines()
-    assert said[0].startswith("it runs in the session of a terminal; `tandem up --detach`")
     # A process whose ancestors all stayed in the session of the kernel's first process is in no group.
+    assert run(GROUP, process_group=process_group).splitlines() == [
+        "it has no session of its own",
+        str(before),
+        "True",
+        "0",
+        "None",
+        str(processor_time.LAST),
+    ]
     assert processor_time.group_niceness() == before
-    assert said[1] == str(before)
 
 
 def test_a_kernel_without_groups_is_told_and_not_written_to(
@@ -61,11 +76,11 @@ def test_a_kernel_without_groups_is_told_and_not_written_to(
         if content is not None:
             switch.write_text(content)
         assert processor_time.group_niceness() is None
-        assert "sched_autogroup_enabled" in (processor_time.yield_as_session() or "")
+        assert "sched_autogroup_enabled" in (processor_time.yield_as_group() or "")
     switch.write_text("1\n")
     assert processor_time.group_niceness() == 3
     monkeypatch.setattr(os, "getsid", lambda _: os.getpid())
-    assert processor_time.yield_as_session() is None
+    assert processor_time.yield_as_group() is None
     assert group.read_text() == "19"
     group.unlink()
     assert processor_time.group_niceness() is None

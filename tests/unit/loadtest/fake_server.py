@@ -305,7 +305,7 @@ class FakeLab:
         for replica in replicas:
             replica |= {"dtype": "bfloat16", "device": "cpu"}
         model = {"name": "smollm2-135m", "path": "auto", "dtype": "auto", "device": "auto"}
-        priorities = {"gateway_niceness": 0, "session_niceness": 19}
+        priorities = {"gateway_niceness": 0, "gateway_group_niceness": 0}
         return json.dumps(
             {"config": {"model": model, "lanes": lanes}, "replicas": replicas, "priorities": priorities}
         )

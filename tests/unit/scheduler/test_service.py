@@ -631,6 +631,7 @@ async def test_pages_and_metrics() -> None:
             "engine_version": "simulated 1",
             "has_model": False,
             "niceness": None,
+            "group_niceness": None,
             "dtype": "none",
             "device": "none",
         }

@@ -271,7 +271,7 @@ def test_a_run_that_finds_the_disk_full_keeps_what_had_finished(tmp_path: Path) 
     check_measured(done, directory)
     run = read_run(directory).run
     assert run.status == "complete"
-    assert run.priorities == {"gateway_niceness": 0, "session_niceness": 19}  # as the lab says them
+    assert run.priorities == {"gateway_niceness": 0, "gateway_group_niceness": 0}  # as the lab says them
     records = records_of(tmp_path)
     assert sum(record.label.counts for record in records) == 4 + 16
     assert 6 + 1 + 24 <= len(records) <= 6 + 1 + 24 + 7
