@@ -109,7 +109,7 @@ def test_usage_so_far_beside_text_is_text_and_usage() -> None:
     usage = {"prompt_tokens": 3, "completion_tokens": 4}
     payload = {"choices": [{"delta": {"content": "x"}}], "usage": usage}
     said = parse_event(b"data: " + json.dumps(payload).encode() + b"\n\n")
-    assert said == StreamEvent(text="x", prompt_tokens=3, output_tokens=4)
+    assert said == StreamEvent(parts=((0, "x"),), prompt_tokens=3, output_tokens=4)
     assert said.has_text
 
 

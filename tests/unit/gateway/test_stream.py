@@ -29,14 +29,19 @@ def test_the_client_gets_every_byte_but_the_usage_it_did_not_ask_for(strips: boo
     notes = StreamNotes(strip_usage=strips)
     got = b"".join(notes.feed(STREAM[i : i + 1], i) for i in range(len(STREAM)))
     assert got == (STREAM.replace(USAGE, b"") if strips else STREAM)
-    assert (notes.prompt_tokens, notes.output_tokens, notes.has_ended, notes.error) == (3, 5, True, None)
+    assert (notes.usage.prompt_tokens, notes.usage.output_tokens, notes.has_ended, notes.error) == (
+        3,
+        5,
+        True,
+        None,
+    )
 
 
 def test_usage_beside_text_is_never_dropped() -> None:
     both = event({"choices": [{"text": "x"}], "usage": {"prompt_tokens": 1, "completion_tokens": 1}})
     notes = StreamNotes(strip_usage=True)
     assert notes.feed(both, 0) == both
-    assert notes.output_tokens == 1
+    assert notes.usage.output_tokens == 1
 
 
 def test_usage_so_far_in_every_chunk_is_passed_on_and_the_last_counts() -> None:
@@ -47,7 +52,7 @@ def test_usage_so_far_in_every_chunk_is_passed_on_and_the_last_counts() -> None:
     notes = StreamNotes(strip_usage=False)
     stream = [text_and_usage(1), text_and_usage(4), USAGE, DONE]
     assert b"".join(notes.feed(data, at_s) for at_s, data in enumerate(stream)) == b"".join(stream)
-    assert (notes.chunk_at_s, notes.output_tokens) == ([0, 1], 5)
+    assert (notes.chunk_at_s, notes.usage.output_tokens) == ([0, 1], 5)
 
 
 def test_instants_are_those_of_events_with_text() -> None:
