@@ -62,6 +62,25 @@ def test_instants_are_those_of_events_with_text() -> None:
     assert notes.chunk_at_s == [2, 4], "an event counts when it is whole"
 
 
+def test_each_chunk_is_of_a_choice_and_an_event_of_several_is_a_chunk_of_each() -> None:
+    def of(*choices: tuple[int, str]) -> bytes:
+        return event({"choices": [{"index": index, "delta": {"content": text}} for index, text in choices]})
+
+    notes = StreamNotes(strip_usage=False)
+    stream = [
+        of((0, "")),
+        of((1, "")),
+        of((0, "a")),
+        of((1, "b")),
+        of((1, "c"), (2, ""), (0, "d")),
+        USAGE,
+        DONE,
+    ]
+    for now_s, data in enumerate(stream):
+        notes.feed(data, now_s)
+    assert (notes.chunk_at_s, notes.chunk_choice) == ([2, 3, 4, 4], [0, 1, 1, 0])
+
+
 def test_half_an_event_is_held_back() -> None:
     notes = StreamNotes(strip_usage=False)
     assert notes.feed(TEXT[:-1], 0) == b""
