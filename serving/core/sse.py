@@ -175,7 +175,7 @@ def _choice_part(choice: _Choice) -> tuple[int, str]:
     pieces = [part.text, part.content, part.reasoning, part.reasoning_content]
     if part.tool_calls:
         pieces += [call.function.arguments for call in part.tool_calls if call.function]
-    text = "".join([piece for piece in pieces if isinstance(piece, str)])
+    text = "".join([piece for piece in pieces if piece and isinstance(piece, str)])
     return index if isinstance(index, int) else 0, text
 
 
