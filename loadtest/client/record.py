@@ -74,11 +74,12 @@ class RequestRecord:
         sent_at_s: when its first byte was handed to an open connection.
         first_byte_at_s: when the status line and headers were there.
         chunk_at_s: arrival of each chunk with text.
+        chunk_choice: which choice of the answer each of them belongs to; empty where there is one only.
         chunk_tokens: output tokens that each of them brought, where the server counts as it goes; else None.
         finished_at_s: arrival of the closing [DONE]; for a request that did not complete, its end.
         reason: None when completed; else the server's reason, a `ClientReason`, or `http_<status>`.
         error: the error in words, None when completed.
-        output_tokens: the server's usage, never a count of chunks.
+        output_tokens: the server's usage, of all choices together, never a count of chunks.
         asked_output_tokens: the exact length asked for; None where the model may stop by itself.
         num_reconnects: stale keep-alive connections replaced before this request got through.
         retry_after_s: what a refusal asked for. The load tool never retries; it only notes it.
@@ -108,6 +109,7 @@ class RequestRecord:
     stamped_by: StampedBy = "process"
     read_lag_s: float | None = None
     text: str = ""
+    chunk_choice: tuple[int, ...] = ()
 
     @property
     def timeline(self) -> RequestTimeline:
@@ -118,6 +120,7 @@ class RequestRecord:
             chunk_at_s=self.chunk_at_s,
             finished_at_s=self.finished_at_s,
             output_tokens=self.output_tokens,
+            chunk_choice=self.chunk_choice,
         )
 
     @property
@@ -131,6 +134,8 @@ _ADAPTER = TypeAdapter(RequestRecord)
 def to_row(record: RequestRecord) -> str:
     """One line of JSON. First and last token are repeated by name for readers of the file."""
     row = _ADAPTER.dump_python(record, mode="json")
+    if not record.chunk_choice:
+        del row["chunk_choice"]  # nearly every answer has one choice
     row["first_token_at_s"] = record.timeline.first_token_at_s
     row["last_token_at_s"] = record.timeline.last_token_at_s
     return json.dumps(row, ensure_ascii=False)

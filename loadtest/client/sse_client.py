@@ -21,7 +21,7 @@ from loadtest.client.connection import StampedConnection
 from loadtest.client.http_response import BadResponseError, HttpResponse
 from loadtest.client.record import ClientReason, RequestLabel, RequestRecord
 from serving.core.request import Outcome
-from serving.core.sse import EventSplitter, EventTooLargeError, StreamEvent, parse_event
+from serving.core.sse import EventSplitter, EventTooLargeError, StreamEvent, UsageNotes, parse_event
 
 MAX_ERROR_BODY_BYTES = 65_536
 MAX_ERROR_CHARS = 500
@@ -89,11 +89,11 @@ class _Attempt:
     first_byte_at_s: float | None = None
     done_at_s: float | None = None
     chunk_at_s: list[float] = field(default_factory=list)
+    choice_of_chunk: list[int] = field(default_factory=list)
     tokens_so_far: list[int | None] = field(default_factory=list)  # the server's count at each chunk
     pieces: list[str] = field(default_factory=list)
     response: HttpResponse = field(default_factory=HttpResponse)
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None
+    usage: UsageNotes = field(default_factory=UsageNotes)
     num_reconnects: int = 0
     has_kernel_stamps: bool = False
     read_lag_s: float | None = None
@@ -106,25 +106,47 @@ class _Attempt:
         if event.error is not None:
             reason = self.header("x-tandem-reason") or ClientReason.ERROR_EVENT
             raise _RequestEnded(Outcome.FAILED, reason, event.error)
-        if event.has_text:
-            self.chunk_at_s.append(at_s)
-            self.tokens_so_far.append(event.output_tokens)
-            self.pieces.append(event.text)
-        if event.output_tokens is not None:
-            self.prompt_tokens, self.output_tokens = event.prompt_tokens, event.output_tokens
+        for choice, text in event.parts:
+            if text:
+                self.chunk_at_s.append(at_s)
+                self.choice_of_chunk.append(choice)
+                # Beside several choices it is not told how many of the tokens are whose.
+                self.tokens_so_far.append(event.output_tokens if len(event.parts) == 1 else None)
+                self.pieces.append(text)
+        self.usage.take(event)
         if event.is_done:
             self.done_at_s = at_s
 
     @property
+    def chunk_choice(self) -> tuple[int, ...]:
+        """Which choice each chunk with text belongs to; empty where there is one only."""
+        return tuple(self.choice_of_chunk) if len(set(self.choice_of_chunk)) > 1 else ()
+
+    @property
     def chunk_tokens(self) -> tuple[int, ...] | None:
-        """Tokens of each chunk with text, those of chunks without text before it included; None if not told."""
-        before, tokens = 0, []
-        for so_far in self.tokens_so_far:
+        """Tokens of each chunk with text, those of its choice's chunks without text before it included.
+
+        None if not told, or if the server counts several choices as one: then the parts are more than the whole.
+        """
+        so_far_of: dict[int, int] = {}
+        tokens = []
+        for choice, so_far in zip(self.choice_of_chunk, self.tokens_so_far, strict=True):
+            before = so_far_of.get(choice, 0)
             if so_far is None or so_far < before:
                 return None
             tokens.append(so_far - before)
-            before = so_far
+            so_far_of[choice] = so_far
+        if len(so_far_of) > 1 and sum(so_far_of.values()) > (self.usage.output_tokens or 0):
+            return None
         return tuple(tokens)
+
+    @property
+    def text(self) -> str:
+        """The answer; of several, one after another in the order of their indexes."""
+        whole: dict[int, list[str]] = {}
+        for choice, piece in zip(self.choice_of_chunk, self.pieces, strict=True):
+            whole.setdefault(choice, []).append(piece)
+        return "".join("".join(whole[choice]) for choice in sorted(whole))
 
 
 class StreamingClient:
@@ -175,6 +197,7 @@ class StreamingClient:
             sent_at_s=attempt.sent_at_s,
             first_byte_at_s=attempt.first_byte_at_s,
             chunk_at_s=tuple(attempt.chunk_at_s),
+            chunk_choice=attempt.chunk_choice,
             chunk_tokens=attempt.chunk_tokens,
             finished_at_s=self._clock() if attempt.done_at_s is None else attempt.done_at_s,
             status=attempt.response.status,
@@ -182,14 +205,14 @@ class StreamingClient:
             error=None if error is None else error[:MAX_ERROR_CHARS],
             served_by_lane=attempt.header("x-tandem-lane"),
             served_by_replica=attempt.header("x-tandem-replica"),
-            prompt_tokens=attempt.prompt_tokens,
-            output_tokens=attempt.output_tokens,
+            prompt_tokens=attempt.usage.prompt_tokens,
+            output_tokens=attempt.usage.output_tokens,
             asked_output_tokens=_asked_output_tokens(body),
             num_reconnects=attempt.num_reconnects,
             retry_after_s=_retry_after_s(attempt.header("retry-after")),
             stamped_by="kernel" if attempt.has_kernel_stamps else "process",
             read_lag_s=attempt.read_lag_s,
-            text="".join(attempt.pieces),
+            text=attempt.text,
         )
 
     def cancel(self, reason: ClientReason) -> None:
@@ -345,10 +368,11 @@ class StreamingClient:
                 text = f"the stream ended before [DONE], after {len(attempt.chunk_at_s)} chunks"
                 raise _RequestEnded(Outcome.FAILED, ClientReason.CUT_OFF, text)
             data = response.feed(received)
-        if attempt.output_tokens is None:
+        output_tokens = attempt.usage.output_tokens
+        if output_tokens is None:
             raise _RequestEnded(Outcome.FAILED, ClientReason.NO_USAGE, "the stream ended without usage")
-        if not 1 <= attempt.output_tokens <= MAX_OUTPUT_TOKENS:
-            text = f"the server counts {attempt.output_tokens} output tokens, outside 1..{MAX_OUTPUT_TOKENS}"
+        if not 1 <= output_tokens <= MAX_OUTPUT_TOKENS:
+            text = f"the server counts {output_tokens} output tokens, outside 1..{MAX_OUTPUT_TOKENS}"
             raise _RequestEnded(Outcome.FAILED, ClientReason.BAD_STREAM, text)
         if not attempt.chunk_at_s:
             raise _RequestEnded(Outcome.FAILED, ClientReason.NO_TEXT, "the stream ended without any text")
@@ -373,9 +397,12 @@ class StreamingClient:
 
 
 def _asked_output_tokens(body: dict[str, Any]) -> int | None:
-    """The exact length asked for, where the answer may be no shorter than its longest."""
+    """The exact length asked for, of all choices, where the answer may be no shorter than its longest."""
     longest: int | None = body.get("max_tokens")
-    return longest if longest is not None and body.get("min_tokens") == longest else None
+    if longest is None or body.get("min_tokens") != longest:
+        return None
+    num_choices: int = body.get("n") or 1
+    return longest * num_choices
 
 
 def _retry_after_s(value: str | None) -> float | None:

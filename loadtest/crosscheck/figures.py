@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
@@ -68,12 +69,17 @@ def from_sent(streams: Sequence[Mapping[str, Any]]) -> Figures:
         raise ValueError(f"{len(streams)} streams were sent, not all of them to their end")
     ttft_ms, tpot_ms, gaps_ms, tokens = [], [], [], 0
     for stream in streams:
-        at_ns = [chunk["sent_monotonic_ns"] for chunk in stream["chunks"]]
+        by_choice: dict[int, list[int]] = defaultdict(list)
+        for chunk in stream["chunks"]:
+            by_choice[chunk["choice"]].append(chunk["sent_monotonic_ns"])
         count = sum(chunk["tokens"] for chunk in stream["chunks"])
         tokens += count
-        ttft_ms.append((at_ns[0] - stream["received_monotonic_ns"]) / NS_PER_MS)
-        tpot_ms.append((at_ns[-1] - at_ns[0]) / NS_PER_MS / (count - 1))
-        gaps_ms += [(b - a) / NS_PER_MS for a, b in pairwise(at_ns)]
+        ttft_ms.append(
+            (stream["chunks"][0]["sent_monotonic_ns"] - stream["received_monotonic_ns"]) / NS_PER_MS
+        )
+        written_ns = sum(at_ns[-1] - at_ns[0] for at_ns in by_choice.values())
+        tpot_ms.append(written_ns / NS_PER_MS / (count - len(by_choice)))
+        gaps_ms += [(b - a) / NS_PER_MS for at_ns in by_choice.values() for a, b in pairwise(at_ns)]
     begun_ns = min(stream["received_monotonic_ns"] for stream in streams)
     lasted_s = (max(stream["done"]["sent_monotonic_ns"] for stream in streams) - begun_ns) / 1e9
     return _figures(ttft_ms, tpot_ms, gaps_ms, tokens, lasted_s)

@@ -8,7 +8,7 @@ that meets it is at least `attainment`, 95 percent unless `@` says otherwise, an
 its limit. A request that failed meets nothing and stands in every percentile as infinitely late.
 A limit on a percentile below `attainment`, such as a median, binds that percentile and not each request.
 
-Metrics are `ttft`, `tpot`, `e2e` and `icl`, the largest gap between two chunks of a request; units `ms` and `s`.
+Metrics are `ttft`, `tpot`, `e2e` and `icl`, the largest gap between two chunks of one choice; units `ms` and `s`.
 """
 
 from __future__ import annotations

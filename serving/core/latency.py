@@ -24,7 +24,9 @@ class RequestTimeline:
         sent_at_s: When its first byte was written to the connection.
         chunk_at_s: Arrival of each chunk that carried text, in order. The first is the first token.
         finished_at_s: Arrival of the last byte.
-        output_tokens: Completion tokens as the server's `usage` counts them; never the number of chunks.
+        output_tokens: Completion tokens as the server's `usage` counts them, those of all choices together;
+            never the number of chunks.
+        chunk_choice: Which choice of the answer each chunk belongs to, beside `chunk_at_s`; empty: all to one.
     """
 
     scheduled_at_s: float
@@ -32,6 +34,7 @@ class RequestTimeline:
     chunk_at_s: tuple[float, ...] = ()
     finished_at_s: float | None = None
     output_tokens: int | None = None
+    chunk_choice: tuple[int, ...] = ()
 
     @property
     def first_token_at_s(self) -> float | None:
@@ -44,6 +47,8 @@ class RequestTimeline:
 
 def ttft_s(timeline: RequestTimeline) -> float:
     """Time to first token: scheduled instant to first chunk with text, queueing included, in seconds.
+
+    Of several choices it is the first chunk of any.
 
     Raises:
         IncompleteTimelineError: no chunk with text has arrived.
@@ -67,8 +72,11 @@ def e2e_latency_s(timeline: RequestTimeline) -> float:
 def tpot_s(timeline: RequestTimeline) -> float | None:
     """Time per output token after the first, in seconds: (E2E - TTFT) / (output tokens - 1).
 
+    Choices are decoded side by side, so the time of an answer with several is the sum of theirs, each from its
+    first chunk to its last and from the last of all to the end: sum / (output tokens - choices with text).
+
     Returns:
-        None for answers shorter than two tokens.
+        None for answers without a token after the first of each choice.
 
     Raises:
         IncompleteTimelineError: the stream has not ended, or the server sent no usage.
@@ -77,9 +85,25 @@ def tpot_s(timeline: RequestTimeline) -> float | None:
     """
     if timeline.output_tokens is None:
         raise IncompleteTimelineError("tpot_s needs output_tokens from the server's usage; none arrived")
-    if timeline.output_tokens < 2:
+    num_choices = len(set(timeline.chunk_choice)) or 1
+    if timeline.output_tokens <= num_choices:
         return None
-    return (e2e_latency_s(timeline) - ttft_s(timeline)) / (timeline.output_tokens - 1)
+    return _decode_s(timeline, num_choices) / (timeline.output_tokens - num_choices)
+
+
+def _decode_s(timeline: RequestTimeline, num_choices: int) -> float:
+    """How long each choice was written after its first chunk, all of them added up."""
+    first_to_end_s = e2e_latency_s(timeline) - ttft_s(timeline)
+    if num_choices == 1:
+        return first_to_end_s
+    first_at_s: dict[int, float] = {}
+    last_at_s: dict[int, float] = {}
+    for choice, at_s in zip(timeline.chunk_choice, timeline.chunk_at_s, strict=True):
+        first_at_s.setdefault(choice, at_s)
+        last_at_s[choice] = at_s
+    first_to_last_s = timeline.chunk_at_s[-1] - timeline.chunk_at_s[0]
+    written_s = sum(last_at_s[choice] - at_s for choice, at_s in first_at_s.items())
+    return written_s + num_choices * (first_to_end_s - first_to_last_s)
 
 
 def tpots_s(timelines: Iterable[RequestTimeline]) -> list[float]:
@@ -92,11 +116,20 @@ def tpots_s(timelines: Iterable[RequestTimeline]) -> list[float]:
 
 
 def inter_chunk_latencies_s(timeline: RequestTimeline) -> tuple[float, ...]:
-    """Gaps between consecutive chunks with text, in seconds; shape (chunks - 1,).
+    """Gaps between consecutive chunks with text of one choice, in seconds; shape (chunks - choices,).
 
-    A speculative chunk may hold several tokens, so these are not per-token times: see `tpot_s`.
+    Those of several choices come in the order in which they end. A speculative chunk may hold several tokens,
+    so these are not per-token times: see `tpot_s`.
     """
-    return tuple(b - a for a, b in pairwise(timeline.chunk_at_s))
+    if not timeline.chunk_choice:
+        return tuple(b - a for a, b in pairwise(timeline.chunk_at_s))
+    gaps_s: list[float] = []
+    last_at_s: dict[int, float] = {}
+    for choice, at_s in zip(timeline.chunk_choice, timeline.chunk_at_s, strict=True):
+        if choice in last_at_s:
+            gaps_s.append(at_s - last_at_s[choice])
+        last_at_s[choice] = at_s
+    return tuple(gaps_s)
 
 
 def percentile(values: Sequence[float], q: float) -> float | None:

@@ -65,19 +65,24 @@ class StreamEvent(msgspec.Struct, frozen=True, gc=False):
     """What one event of a completion stream says.
 
     Attributes:
-        text: the answer's characters in it.
+        parts: each choice of the answer that it is of, by its index, with the characters it brings of it.
         is_usage_only: it carries usage and no choice, as `include_usage` asks for.
         is_done: it is the closing `[DONE]`.
         error: the server's error message when the event reports one.
         prompt_tokens, output_tokens: the server's usage, when it is there. Beside text it is usage so far.
     """
 
-    text: str = ""
+    parts: tuple[tuple[int, str], ...] = ()
     is_usage_only: bool = False
     is_done: bool = False
     error: str | None = None
     prompt_tokens: int | None = None
     output_tokens: int | None = None
+
+    @property
+    def text(self) -> str:
+        """The answer's characters in it, of all choices."""
+        return "".join([text for _, text in self.parts])
 
     @property
     def has_text(self) -> bool:
@@ -104,6 +109,7 @@ class _Part(msgspec.Struct, gc=False):
 
 
 class _Choice(_Part, gc=False):
+    index: Any = 0
     delta: _Part | None = None
     message: _Part | None = None
 
@@ -151,7 +157,7 @@ def parse_answer(data: bytes) -> StreamEvent:
         return StreamEvent(error=_error_text(answer.error))
     usage = answer.usage
     return StreamEvent(
-        text="".join([_choice_text(choice) for choice in answer.choices or ()]),
+        parts=tuple([_choice_part(choice) for choice in answer.choices or ()]),
         is_usage_only=usage is not None and not answer.choices,
         prompt_tokens=usage.prompt_tokens if usage else None,
         output_tokens=usage.completion_tokens if usage else None,
@@ -162,10 +168,45 @@ def _error_text(error: Any) -> str:
     return str(error.get("message", error)) if isinstance(error, dict) else str(error)
 
 
-def _choice_text(choice: _Choice) -> str:
-    part = choice.delta or choice.message or choice
+def _choice_part(choice: _Choice) -> tuple[int, str]:
+    """Its index, 0 where the server gives none, and its text."""
+    index, part = choice.index, choice.delta or choice.message or choice
     # Text a reader sees later still counts: reasoning and tool arguments are generated tokens too.
     pieces = [part.text, part.content, part.reasoning, part.reasoning_content]
     if part.tool_calls:
         pieces += [call.function.arguments for call in part.tool_calls if call.function]
-    return "".join([piece for piece in pieces if isinstance(piece, str)])
+    text = "".join([piece for piece in pieces if piece and isinstance(piece, str)])
+    return index if isinstance(index, int) else 0, text
+
+
+class UsageNotes:
+    """The server's count of an answer's tokens, as its events tell it.
+
+    While several choices are written, a server counts those of each by itself (vLLM does); what stands beside no
+    choice, or beside several, is of all.
+
+    Attributes:
+        prompt_tokens: as last told.
+    """
+
+    def __init__(self) -> None:
+        self.prompt_tokens: int | None = None
+        self._total: int | None = None
+        self._by_choice: dict[int, int] = {}
+
+    def take(self, event: StreamEvent) -> None:
+        """Note what one event says."""
+        if event.output_tokens is None:
+            return
+        self.prompt_tokens = event.prompt_tokens
+        if len(event.parts) == 1:
+            self._by_choice[event.parts[0][0]] = event.output_tokens
+        else:
+            self._total = event.output_tokens
+
+    @property
+    def output_tokens(self) -> int | None:
+        """Those of the answer; of one that goes on or was cut off, those so far; None where nothing was told."""
+        if self._total is None and self._by_choice:
+            return sum(self._by_choice.values())
+        return self._total

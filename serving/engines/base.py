@@ -45,6 +45,7 @@ class SentWrite:
 
     Attributes:
         tokens: output tokens in it; 0 for the closing `[DONE]`.
+        choice: index of the choice they belong to.
         sent_unix_ns, sent_monotonic_ns: right before, on CLOCK_REALTIME and CLOCK_MONOTONIC.
         written_monotonic_ns: right after.
     """
@@ -53,6 +54,7 @@ class SentWrite:
     sent_unix_ns: int
     sent_monotonic_ns: int
     written_monotonic_ns: int
+    choice: int = 0
 
 
 @dataclass(slots=True)

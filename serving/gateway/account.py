@@ -126,9 +126,9 @@ class RequestAccount:
 
     def _tokens_so_far(self) -> int | None:
         """The engine's count; of a stream cut short its chunks, for each is a token or more."""
-        if self.notes.output_tokens is None and self._request.is_stream:
+        if self.notes.usage.output_tokens is None and self._request.is_stream:
             return len(self.notes.chunk_at_s)
-        return self.notes.output_tokens
+        return self.notes.usage.output_tokens
 
     # The end, and the request as others see it
 
@@ -149,13 +149,16 @@ class RequestAccount:
             scheduled_at_s=self._arrived_at_s,
             sent_at_s=self._arrived_at_s,
             chunk_at_s=tuple(notes.chunk_at_s),
+            chunk_choice=tuple(notes.chunk_choice),
             finished_at_s=time.monotonic(),
-            output_tokens=notes.output_tokens,
+            output_tokens=notes.usage.output_tokens,
         )
         for gap_s in inter_chunk_latencies_s(timeline):
             metrics.inter_chunk.labels(lane=self.lane).observe(gap_s)
         if ending.outcome is Outcome.COMPLETED:
-            metrics.completed(self.lane, timeline, notes.prompt_tokens or 0, self._request.is_stream, tenant)
+            metrics.completed(
+                self.lane, timeline, notes.usage.prompt_tokens or 0, self._request.is_stream, tenant
+            )
         if self._request.is_stream:
             lane = self.lane or self._request.scheduling.lane or ANY_LANE
             metrics.judge(lane, ending.outcome, ending.reason, timeline)
@@ -174,8 +177,8 @@ class RequestAccount:
             ended_ns=ended_ns,
             outcome=ending.outcome if ending else None,
             reason=(ending.reason if ending else None) or "",
-            prompt_tokens=notes.prompt_tokens,
-            output_tokens=notes.output_tokens,
+            prompt_tokens=notes.usage.prompt_tokens,
+            output_tokens=notes.usage.output_tokens,
         )
 
 

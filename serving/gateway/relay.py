@@ -56,7 +56,7 @@ async def _pass_whole(upstream: Upstream, client: ClientResponse, notes: StreamN
         if said.error is not None:
             message = f"the engine answered 200 with an error: {said.error}"
             raise UpstreamError(Reason.UPSTREAM_BROKE, message)
-        notes.prompt_tokens, notes.output_tokens = said.prompt_tokens, said.output_tokens
+        notes.usage.take(said)
     if upstream.status >= 400:
         reason = refusal_reason(body)
         ending, extra = Ending(Outcome.REJECTED, reason), error_headers(reason)

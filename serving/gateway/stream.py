@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from serving.core.sse import EventSplitter, parse_event
+from serving.core.sse import EventSplitter, UsageNotes, parse_event
 
 
 @dataclass
@@ -13,12 +13,17 @@ class StreamNotes:
 
     Args:
         strip_usage: drop the usage event that the client did not ask for.
+
+    Attributes:
+        chunk_at_s: when each chunk with text was whole; an event with text of several choices is a chunk of each.
+        chunk_choice: which choice each of them belongs to.
+        usage: the engine's count of tokens.
     """
 
     strip_usage: bool
     chunk_at_s: list[float] = field(default_factory=list)
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None
+    chunk_choice: list[int] = field(default_factory=list)
+    usage: UsageNotes = field(default_factory=UsageNotes)
     has_ended: bool = False
     error: str | None = None
     _splitter: EventSplitter = field(default_factory=EventSplitter)
@@ -33,10 +38,12 @@ class StreamNotes:
 
     def _keep(self, event: bytes, now_s: float) -> bool:
         said = parse_event(event)
-        if said.has_text:
-            self.chunk_at_s.append(now_s)
+        for choice, text in said.parts:
+            if text:
+                self.chunk_at_s.append(now_s)
+                self.chunk_choice.append(choice)
         if said.output_tokens is not None:
-            self.prompt_tokens, self.output_tokens = said.prompt_tokens, said.output_tokens
+            self.usage.take(said)
         self.has_ended = self.has_ended or said.is_done
         self.error = self.error or said.error
         if self.error is not None:

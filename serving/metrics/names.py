@@ -38,11 +38,11 @@ TTFT = Metric(
 )  # fmt: skip
 TPOT = Metric(
     "tandem_tpot_seconds", "histogram", "s", "gateway", ("lane",),
-    "(E2E - TTFT) / (output tokens - 1), completed streams of two tokens or more.", LATENCY_BUCKETS_S,
+    "(E2E - TTFT) / (output tokens - 1), by choice; completed streams of two tokens or more.", LATENCY_BUCKETS_S,
 )  # fmt: skip
 INTER_CHUNK = Metric(
     "tandem_inter_chunk_seconds", "histogram", "s", "gateway", ("lane",),
-    "Gap between two consecutive chunks with text of one stream.", LATENCY_BUCKETS_S,
+    "Gap between two consecutive chunks with text of one choice of a stream.", LATENCY_BUCKETS_S,
 )  # fmt: skip
 E2E = Metric(
     "tandem_e2e_latency_seconds", "histogram", "s", "gateway", ("lane",),
@@ -191,7 +191,7 @@ LOAD_TTFT = Metric(
 )  # fmt: skip
 LOAD_TPOT = Metric(
     "tandem_load_tpot_seconds", "histogram", "s", "load", ("lane", "workload"),
-    "(E2E - TTFT) / (output tokens - 1), at the client.", LATENCY_BUCKETS_S,
+    "(E2E - TTFT) / (output tokens - 1), by choice, at the client.", LATENCY_BUCKETS_S,
 )  # fmt: skip
 LOAD_E2E = Metric(
     "tandem_load_e2e_latency_seconds", "histogram", "s", "load", ("lane", "workload"),

@@ -56,11 +56,15 @@ class Server:
     url: str
 
     def measure(
-        self, *, streams: int, requests: int, tokens: int, reader: str = "ours"
+        self, *, streams: int, requests: int, tokens: int, choices: int = 1, reader: str = "ours"
     ) -> list[RequestRecord]:
-        """What the client reports of `streams` at once, each of some requests one after another."""
+        """What the client reports of `streams` at once, each of some requests one after another.
+
+        Args:
+            tokens: of each choice.
+        """
         command = [sys.executable, "-m", "tests.golden.client_process", self.url]
-        command += [str(streams), str(requests), str(tokens), reader]
+        command += [str(streams), str(requests), str(tokens), str(choices), reader]
         done = subprocess.run(
             command,
             cwd=ROOT,

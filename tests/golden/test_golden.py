@@ -1,28 +1,31 @@
 """The load client against a server that stamps what it really sends.
 
-Servers and clients are processes of their own. Token counts must be exact. Every reported TTFT, gap and E2E must
-lie within 2 ms or 2 percent, the larger, of what the server stamped: see `truth.py`.
+Servers and clients are processes of their own. Token counts must be exact. Every reported TTFT, gap, E2E and
+time of decoding must lie within 2 ms or 2 percent, the larger, of what the server stamped: see `truth.py`.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
+from dataclasses import replace
 
 import pytest
 
-from serving.core.latency import percentile
+from serving.core.latency import inter_chunk_latencies_s, percentile, tpot_s
 from serving.engines.base import SentStream
 from tests.golden.conftest import PROFILES, STALLED, Profile, Server
-from tests.golden.truth import between, faults, instant, was_starved
+from tests.golden.truth import between, decoding, faults, instant, pairs_of_choices, was_starved
 
 # A stamp before a write and one after it bracket the truth. Brackets as wide as the tolerance would prove little.
 WIDEST_MEDIAN_S = 0.0005
-CHUNKS = 32
+CHUNKS = 32  # of each choice
+CHOICES = 4
 ATTEMPTS = 60
 ROUNDING_S = 1e-4
 
 
-def assert_true(server: Server, *, streams: int, requests: int, tokens: int) -> list[SentStream]:
+def assert_true(
+    server: Server, *, streams: int, requests: int, tokens: int, choices: int = 1
+) -> list[SentStream]:
     """Measure until every request was once reported as it was sent; the streams of those measurements.
 
     Two cores that others use as well may leave a client without one for longer than a gap. The kernel then merges
@@ -31,7 +34,7 @@ def assert_true(server: Server, *, streams: int, requests: int, tokens: int) -> 
     """
     true: dict[str, SentStream] = {}
     for attempt in range(1, ATTEMPTS + 1):
-        records = server.measure(streams=streams, requests=requests, tokens=tokens)
+        records = server.measure(streams=streams, requests=requests, tokens=tokens, choices=choices)
         assert len({record.label.request_id for record in records}) == len(records) == streams * requests
         sent = server.sent()
         found = {record.label.request_id: faults([record], sent) for record in records}
@@ -50,7 +53,7 @@ def assert_true(server: Server, *, streams: int, requests: int, tokens: int) -> 
 
 
 def sent_gaps_s(stream: SentStream) -> list[float]:
-    return [between(*pair).low_s for pair in pairwise(stream.chunks)]
+    return [between(*pair).low_s for pair in pairs_of_choices(stream)]
 
 
 @pytest.mark.parametrize("streams", [1, 50])
@@ -80,6 +83,30 @@ def test_a_stall_is_reported_where_and_as_long_as_it_was(
         gaps_s = sent_gaps_s(stream)
         assert gaps_s.index(max(gaps_s)) == STALLED.stall_after_tokens - 1
         assert max(gaps_s) > STALLED.stall_ms / 1000 * 0.9
+
+
+@pytest.mark.parametrize("profile", [PROFILES[0], PROFILES[3]], ids=str)
+def test_several_choices_have_the_times_of_each(servers: dict[Profile, Server], profile: Profile) -> None:
+    tokens = CHUNKS * profile.tokens_per_chunk
+    for stream in assert_true(servers[profile], streams=1, requests=2, tokens=tokens, choices=CHOICES):
+        assert len(sent_gaps_s(stream)) == CHOICES * (CHUNKS - 1)
+        # Reported is what was sent; what was sent is the profile's time per token, and not a quarter of it.
+        sent_tpot_s = decoding(stream).high_s / (CHOICES * (tokens - 1))
+        assert sent_tpot_s > (CHUNKS - 2) * profile.step_ms / 1000 / (tokens - 1)
+
+
+@pytest.mark.parametrize("profile", [PROFILES[0], PROFILES[3]], ids=str)
+def test_choices_taken_for_one_are_caught(servers: dict[Profile, Server], profile: Profile) -> None:
+    """The check can fail: pooled, a step's chunks lie next to each other, and the tokens of all share one time."""
+    server = servers[profile]
+    tokens = CHUNKS * profile.tokens_per_chunk
+    (record,) = server.measure(streams=1, requests=1, tokens=tokens, choices=CHOICES)
+    sent = server.sent()
+    pooled = replace(record, chunk_choice=())
+    assert any("choice by chunk" in line for line in faults([pooled], sent))
+    true_tpot_s = decoding(sent[record.label.request_id]).low_s / (CHOICES * (tokens - 1))
+    assert (tpot_s(pooled.timeline) or 0) < true_tpot_s / (CHOICES - 1)
+    assert (percentile(inter_chunk_latencies_s(pooled.timeline), 50) or 0) < profile.step_ms / 1000 / 2
 
 
 @pytest.mark.parametrize("profile", [PROFILES[0], PROFILES[3]], ids=str)

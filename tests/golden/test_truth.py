@@ -14,9 +14,9 @@ from tests.golden.truth import Span, faults, was_starved
 MS = 1_000_000
 
 
-def write(at_ms: float, tokens: int = 2, took_ms: float = 0.1) -> SentWrite:
+def write(at_ms: float, tokens: int = 2, took_ms: float = 0.1, choice: int = 0) -> SentWrite:
     at_ns = round(at_ms * MS)
-    return SentWrite(tokens, at_ns, at_ns, at_ns + round(took_ms * MS))
+    return SentWrite(tokens, at_ns, at_ns, at_ns + round(took_ms * MS), choice)
 
 
 SENT = SentStream("a", 3, 0, [write(50), write(60), write(260)], write(261, tokens=0))
@@ -64,6 +64,35 @@ def test_what_was_sent_passes_up_to_the_tolerance() -> None:
 )
 def test_each_way_to_be_wrong_is_a_fault(changes: dict[str, object], fault: str) -> None:
     found = check(replace(TRUE, **changes))  # type: ignore[arg-type]
+    assert any(fault in line for line in found) if fault else found == []
+
+
+TWO_SENT = replace(
+    SENT, chunks=[write(50), write(51, choice=1), write(90), write(150, choice=1)], done=write(151, tokens=0)
+)
+TWO = replace(
+    TRUE,
+    chunk_at_s=(0.050, 0.051, 0.090, 0.150),
+    chunk_tokens=(2, 2, 2, 2),
+    chunk_choice=(0, 1, 0, 1),
+    output_tokens=8,
+    finished_at_s=0.151,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({}, ""),
+        ({"chunk_at_s": (0.050, 0.051, 0.093, 0.150)}, "gap 1: reported 43.00 ms, sent 39.90 to 40.10 ms"),
+        ({"chunk_at_s": (0.050, 0.051, 0.090, 0.154)}, "gap 2: reported 103.00 ms"),
+        ({"chunk_at_s": (0.050, 0.0525, 0.090, 0.150), "finished_at_s": 0.149}, "decoding"),
+        ({"chunk_choice": (0, 0, 1, 1)}, "choice by chunk"),
+        ({"chunk_choice": ()}, "choice by chunk"),
+    ],
+)
+def test_each_choice_is_held_against_its_own_writes(changes: dict[str, object], fault: str) -> None:
+    found = faults([replace(TWO, **changes)], {"a": TWO_SENT})  # type: ignore[arg-type]
     assert any(fault in line for line in found) if fault else found == []
 
 

@@ -52,6 +52,30 @@ def between(earlier: SentWrite, later: SentWrite) -> Span:
     )
 
 
+def pairs_of_choices(stream: SentStream) -> list[tuple[SentWrite, SentWrite]]:
+    """Writes of one choice that follow each other, of all choices, in the order of the later ones."""
+    return sorted(
+        (
+            pair
+            for choice in {chunk.choice for chunk in stream.chunks}
+            for pair in pairwise(chunk for chunk in stream.chunks if chunk.choice == choice)
+        ),
+        key=lambda pair: pair[1].sent_monotonic_ns,
+    )
+
+
+def decoding(stream: SentStream) -> Span:
+    """From the first write of a choice to its last, and from the last of all to the end: all choices added up."""
+    assert stream.done is not None
+    firsts = {chunk.choice: chunk for chunk in reversed(stream.chunks)}
+    lasts = {chunk.choice: chunk for chunk in stream.chunks}
+    end = between(stream.chunks[-1], stream.done)
+    written = [between(firsts[choice], lasts[choice]) for choice in firsts]
+    return Span(
+        sum(one.low_s + end.low_s for one in written), sum(one.high_s + end.high_s for one in written)
+    )
+
+
 def faults(records: Collection[RequestRecord], sent: Mapping[str, SentStream]) -> list[str]:
     """Everything that is not as it was sent, a line each. No records at all are a fault too."""
     if not records:
@@ -83,13 +107,21 @@ def _faults(record: RequestRecord, stream: SentStream) -> list[str]:
         ("tokens by chunk", list(record.chunk_tokens or ()), tokens),
         ("prompt tokens", record.prompt_tokens, stream.prompt_tokens),
         ("chunks", len(record.chunk_at_s), len(tokens)),
+        (
+            "choice by chunk",
+            list(record.chunk_choice) or [0] * len(tokens),
+            [c.choice for c in stream.chunks],
+        ),
     ]
     if wrong := [f"{what}: reported {got}, sent {true}" for what, got, true in counts if got != true]:
         return wrong  # times of chunks that do not pair up say nothing
     timeline = record.timeline
-    gaps = zip(latency.inter_chunk_latencies_s(timeline), pairwise(stream.chunks), strict=True)
+    tokens_after_first = sum(tokens) - len({chunk.choice for chunk in stream.chunks})
+    tpot_s = latency.tpot_s(timeline) or 0.0
+    gaps = zip(latency.inter_chunk_latencies_s(timeline), pairs_of_choices(stream), strict=True)
     times = [
         ("TTFT", latency.ttft_s(timeline), since(record.scheduled_at_s, stream.chunks[0])),
+        ("decoding", tpot_s * tokens_after_first, decoding(stream)),
         ("E2E", latency.e2e_latency_s(timeline), since(record.scheduled_at_s, stream.done)),
         *((f"gap {number}", got, between(*pair)) for number, (got, pair) in enumerate(gaps, start=1)),
     ]

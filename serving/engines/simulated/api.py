@@ -17,11 +17,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from serving.engines.base import SentStream, SentWrite
-from serving.engines.simulated.batch import SimulatedBatch, SimulatedRequest
+from serving.engines.simulated.batch import SimulatedAnswer, SimulatedBatch
 
 WORD = "simulated "  # one token
 DONE = b"data: [DONE]\n\n"
 DEFAULT_MAX_TOKENS = 16
+MAX_CHOICES = 128  # of each prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +92,13 @@ class SimulatedApi:
         is_chat = request.url.path.endswith("chat/completions")
         if fault := self._fault(body, is_chat):
             return _refused(*fault)
-        prompt_tokens = _num_words(body["messages"] if is_chat else body["prompt"])
-        sequence = self._batch.request(request.headers.get("x-request-id"), prompt_tokens, _max_tokens(body))
+        prompts = [_num_words(prompt) for prompt in _prompts(body, is_chat)]
+        request_id = request.headers.get("x-request-id")
+        answer = self._batch.answer(request_id, prompts, _num_choices(body), _max_tokens(body))
         if not body.get("stream"):
-            return await self._whole(sequence, is_chat, request)
-        sent = SentStream(sequence.request_id, prompt_tokens, received_monotonic_ns)
-        events = self._events(sequence, is_chat, _UsageAsked.of(body), sent)
+            return await self._whole(answer, is_chat, request)
+        sent = SentStream(answer.request_id, sum(prompts), received_monotonic_ns)
+        events = self._events(answer, is_chat, _UsageAsked.of(body), sent)
         return StreamingResponse(events, media_type="text/event-stream")
 
     def _fault(self, body: Any, is_chat: bool) -> tuple[int, str] | None:
@@ -105,86 +107,106 @@ class SimulatedApi:
         if body.get("model") not in self._served_names:
             return 404, f"The model `{body.get('model')}` does not exist."
         wanted = "messages" if is_chat else "prompt"
-        if not isinstance(body.get(wanted), list if is_chat else str):
+        prompts = _prompts(body, is_chat)
+        if not prompts or not all(isinstance(prompt, list if is_chat else str) for prompt in prompts):
             return 400, f"`{wanted}` is missing or of the wrong type"
         if not isinstance(body.get("stream_options") or {}, dict):
             return 400, "`stream_options` must be an object"
         max_tokens = _max_tokens(body)
         if not isinstance(max_tokens, int) or max_tokens < 1:
             return 400, f"max_tokens must be an integer of 1 or more, got {max_tokens!r}"
-        if _num_words(body[wanted]) + max_tokens > self._max_model_len:
+        num_choices = _num_choices(body)
+        if not isinstance(num_choices, int) or not 1 <= num_choices <= MAX_CHOICES:
+            return 400, f"n must be an integer in 1..{MAX_CHOICES}, got {num_choices!r}"
+        if max(map(_num_words, prompts)) + max_tokens > self._max_model_len:
             return 400, f"This model's maximum context length is {self._max_model_len} tokens."
         return None
 
-    async def _whole(self, sequence: SimulatedRequest, is_chat: bool, request: Request) -> Response:
+    async def _whole(self, answer: SimulatedAnswer, is_chat: bool, request: Request) -> Response:
         gone = asyncio.create_task(_gone(request))
-        self._batch.join(sequence)
+        self._batch.join(answer)
         try:
-            while True:
-                chunk = asyncio.create_task(sequence.chunks.get())
+            num_running = len(answer.choices)
+            while num_running:
+                chunk = asyncio.create_task(answer.chunks.get())
                 await asyncio.wait({chunk, gone}, return_when=asyncio.FIRST_COMPLETED)
                 if gone.done():
                     chunk.cancel()
                     return Response(status_code=499)
-                if chunk.result() is None:
-                    break
+                num_running -= chunk.result().is_last
         finally:
             gone.cancel()
-            self._batch.abort(sequence)
-        text = WORD * sequence.made
-        choice = {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
-        return JSONResponse(
-            self._envelope(sequence, is_chat, "")
-            | {
-                "choices": [{"index": 0, "finish_reason": "length"} | choice],
-                "usage": _usage(sequence, sequence.made),
-            }
-        )
+            self._batch.abort(answer)
+        choices = []
+        for one in answer.choices:
+            text = WORD * one.made
+            said = {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
+            choices.append({"index": one.choice, "finish_reason": "length"} | said)
+        made = sum(one.made for one in answer.choices)
+        usage = {"choices": choices, "usage": _usage(sum(answer.prompts), made)}
+        return JSONResponse(self._envelope(answer, is_chat, "") | usage)
 
     async def _events(
-        self, sequence: SimulatedRequest, is_chat: bool, asked: _UsageAsked, sent: SentStream
+        self, answer: SimulatedAnswer, is_chat: bool, asked: _UsageAsked, sent: SentStream
     ) -> AsyncIterator[bytes]:
-        envelope = self._envelope(sequence, is_chat, ".chunk")
-        self._batch.join(
-            sequence
-        )  # here and not before: a stream that nobody begins to read is never aborted
+        envelope = self._envelope(answer, is_chat, ".chunk")
+        self._batch.join(answer)  # here and not before: a stream that nobody begins to read is never aborted
         self._batch.tally.sent.append(sent)
-        made = 0
+        made = [0] * len(answer.choices)
 
-        def event(**parts: Any) -> bytes:
-            usage = {"usage": _usage(sequence, made)} if asked.in_each_chunk else {}
-            return _event(envelope | parts | usage)
+        def event(number: int, finish: str | None = None, **said: Any) -> bytes:
+            """One of one choice; as with vLLM, its usage so far is of that choice alone."""
+            choice = {"index": number, "finish_reason": finish} | said
+            prompt_tokens = answer.choices[number].prompt_tokens
+            usage = {"usage": _usage(prompt_tokens, made[number])} if asked.in_each_chunk else {}
+            return _event(envelope | {"choices": [choice]} | usage)
 
         try:
-            while (tokens := await sequence.chunks.get()) is not None:
-                if is_chat and made == 0:
-                    # As vLLM does: an event without text, with the first token and not when the request comes in.
-                    yield event(choices=[{"index": 0, "delta": {"role": "assistant", "content": ""}}])
-                made += tokens
-                text = WORD * tokens
-                choice = {"delta": {"content": text}} if is_chat else {"text": text}
-                finish = "length" if made >= sequence.max_tokens else None
-                payload = event(choices=[{"index": 0, "finish_reason": finish} | choice])
+            num_running = len(made)
+            while num_running:
+                chunk = await answer.chunks.get()
+                if is_chat and not any(made):
+                    # As vLLM does: events without text, with the first token and not when the request comes in.
+                    for number in range(len(made)):
+                        yield event(number, delta={"role": "assistant", "content": ""})
+                made[chunk.choice] += chunk.tokens
+                num_running -= chunk.is_last
+                text = WORD * chunk.tokens
+                said = {"delta": {"content": text}} if is_chat else {"text": text}
+                payload = event(chunk.choice, "length" if chunk.is_last else None, **said)
                 # The server writes what is yielded before it asks for more: the stamps lie around its write.
                 unix_ns, before_ns = time.time_ns(), time.monotonic_ns()
                 yield payload
-                sent.chunks.append(SentWrite(tokens, unix_ns, before_ns, time.monotonic_ns()))
+                written_ns = time.monotonic_ns()
+                sent.chunks.append(SentWrite(chunk.tokens, unix_ns, before_ns, written_ns, chunk.choice))
             if asked.at_end:
-                yield _event(envelope | {"choices": [], "usage": _usage(sequence, made)})
+                yield _event(envelope | {"choices": [], "usage": _usage(sum(answer.prompts), sum(made))})
             unix_ns, before_ns = time.time_ns(), time.monotonic_ns()
             yield DONE
             sent.done = SentWrite(0, unix_ns, before_ns, time.monotonic_ns())
         finally:
-            self._batch.abort(sequence)
+            self._batch.abort(answer)
 
-    def _envelope(self, sequence: SimulatedRequest, is_chat: bool, suffix: str) -> dict[str, Any]:
+    def _envelope(self, answer: SimulatedAnswer, is_chat: bool, suffix: str) -> dict[str, Any]:
         kind = "chat.completion" + suffix if is_chat else "text_completion"
         return {
-            "id": sequence.request_id,
+            "id": answer.request_id,
             "object": kind,
             "created": int(time.time()),
             "model": self._served_names[0],
         }
+
+
+def _prompts(body: dict[str, Any], is_chat: bool) -> list[Any]:
+    """What is to be completed: one conversation, one text, or each text of a list."""
+    if is_chat:
+        return [body.get("messages")]
+    prompt = body.get("prompt")
+    return prompt if isinstance(prompt, list) else [prompt]
+
+
+def _num_choices(body: dict[str, Any]) -> Any:
+    return 1 if body.get("n") is None else body["n"]
 
 
 def _max_tokens(body: dict[str, Any]) -> Any:
@@ -205,11 +227,11 @@ def _refused(status: int, message: str) -> Response:
     return JSONResponse({"error": error}, status_code=status)
 
 
-def _usage(sequence: SimulatedRequest, made: int) -> dict[str, int]:
+def _usage(prompt_tokens: int, made: int) -> dict[str, int]:
     return {
-        "prompt_tokens": sequence.prompt_tokens,
+        "prompt_tokens": prompt_tokens,
         "completion_tokens": made,
-        "total_tokens": sequence.prompt_tokens + made,
+        "total_tokens": prompt_tokens + made,
     }
 
 

@@ -7,7 +7,9 @@ import itertools
 import random
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from serving.config import ROUNDING_S, SimulatedProfile
 from serving.engines.base import EngineTally, FinishedRequest
@@ -15,33 +17,59 @@ from serving.engines.simulated.metrics import SimulatedMetrics
 from serving.engines.steps.log import RequestStep, StepLog, StepWriter
 
 
+class Chunk(NamedTuple):
+    """What a step made of one choice: so many tokens, and whether they are its last."""
+
+    choice: int
+    tokens: int
+    is_last: bool
+
+
 @dataclass(eq=False)
 class SimulatedRequest:
-    """One request inside the engine.
+    """One choice of an answer, which is what the engine computes.
 
     Attributes:
+        choice: its index in the answer.
+        chunks: gets each chunk as it is made; all choices of an answer have the same.
         next_due_s: no token before the first step that is due then.
-        chunks: tokens of each chunk, put in as it is made; None at the end.
     """
 
     request_id: str
+    choice: int
     prompt_tokens: int
     max_tokens: int
     rng: random.Random
+    chunks: asyncio.Queue[Chunk]
     made: int = 0
     prefilled: int = 0  # of the prompt, before the step of the first token
     started_at_s: float = 0.0
     next_due_s: float = 0.0
-    chunks: asyncio.Queue[int | None] = field(default_factory=asyncio.Queue)
 
     def emit(self, tokens: int) -> None:
         tokens = min(tokens, self.max_tokens - self.made)
         self.made += tokens
-        self.chunks.put_nowait(tokens)
+        self.chunks.put_nowait(Chunk(self.choice, tokens, self.is_done))
 
     @property
     def is_done(self) -> bool:
         return self.made >= self.max_tokens
+
+
+@dataclass
+class SimulatedAnswer:
+    """What one HTTP request asks for: `num_choices` answers to each prompt.
+
+    Attributes:
+        prompts: tokens of each prompt.
+        choices: those of the first prompt, then those of the next.
+        chunks: of all choices, in the order they are made.
+    """
+
+    request_id: str
+    prompts: Sequence[int]
+    choices: list[SimulatedRequest]
+    chunks: asyncio.Queue[Chunk]
 
 
 class SimulatedBatch:
@@ -66,22 +94,37 @@ class SimulatedBatch:
         self._steps = itertools.count(1)
         self._step_writer = StepWriter(self.step_log.path)
 
-    def request(self, request_id: str | None, prompt_tokens: int, max_tokens: int) -> SimulatedRequest:
-        """A request of that size, not yet in the engine."""
-        serial = next(self._serial)
-        rng = random.Random(f"{self._profile.seed}-{serial}")
-        return SimulatedRequest(request_id or f"simulated-{serial}", prompt_tokens, max_tokens, rng)
+    def answer(
+        self, request_id: str | None, prompts: Sequence[int], num_choices: int, max_tokens: int
+    ) -> SimulatedAnswer:
+        """An answer of that size, not yet in the engine."""
+        serials = [next(self._serial) for _ in range(len(prompts) * num_choices)]
+        request_id = request_id or f"simulated-{serials[0]}"
+        chunks: asyncio.Queue[Chunk] = asyncio.Queue()
+        choices = [
+            SimulatedRequest(
+                request_id if len(serials) == 1 else f"{choice}_{request_id}",
+                choice,
+                prompts[choice // num_choices],
+                max_tokens,
+                random.Random(f"{self._profile.seed}-{serial}"),
+                chunks,
+            )
+            for choice, serial in enumerate(serials)
+        ]
+        return SimulatedAnswer(request_id, prompts, choices, chunks)
 
-    def join(self, request: SimulatedRequest) -> None:
-        """Let it wait for room in the batch."""
-        self._waiting.append(request)
+    def join(self, answer: SimulatedAnswer) -> None:
+        """Let its choices wait for room in the batch."""
+        self._waiting.extend(answer.choices)
         self._work.set()
 
-    def abort(self, request: SimulatedRequest) -> None:
-        """Take it out, wherever it is; nothing happens when it has ended."""
-        for place in (self._running, self._waiting):
-            if request in place:
-                place.remove(request)
+    def abort(self, answer: SimulatedAnswer) -> None:
+        """Take its choices out, wherever they are; nothing happens to those that have ended."""
+        for request in answer.choices:
+            for place in (self._running, self._waiting):
+                if request in place:
+                    place.remove(request)
         self.tally.load(len(self._running), len(self._waiting))
         self._show_load()
 
@@ -163,7 +206,6 @@ class SimulatedBatch:
 
     def _end(self, request: SimulatedRequest) -> None:
         self._running.remove(request)
-        request.chunks.put_nowait(None)
         ended_at_s = time.time()
         lasted_s = time.monotonic() - request.started_at_s
         self.tally.finish(

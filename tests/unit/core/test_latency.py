@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -46,6 +47,69 @@ def test_first_and_last_token() -> None:
     empty = RequestTimeline(scheduled_at_s=1)
     assert empty.first_token_at_s is None
     assert empty.last_token_at_s is None
+
+
+# Choice 0 is written for 3 s and choice 1 for 1 s, side by side; 7 tokens in all, the end 0.5 s after the last.
+TWO_CHOICES = RequestTimeline(10, 11, (12, 12.5, 13, 13.5, 15), 15.5, 7, chunk_choice=(0, 1, 0, 1, 0))
+
+
+def test_gaps_lie_between_chunks_of_one_choice() -> None:
+    assert inter_chunk_latencies_s(TWO_CHOICES) == (1, 1, 2)
+
+
+def test_tpot_of_several_choices_adds_up_the_time_of_each_and_leaves_out_each_ones_first_token() -> None:
+    assert tpot_s(TWO_CHOICES) == (3 + 0.5 + 1 + 0.5) / (7 - 2)
+    assert (ttft_s(TWO_CHOICES), e2e_latency_s(TWO_CHOICES)) == (2, 5.5)
+
+
+def test_an_event_with_text_of_several_choices_is_a_chunk_of_each() -> None:
+    together = RequestTimeline(0, 0, (1, 1, 2, 2), 2, 4, chunk_choice=(0, 1, 0, 1))
+    assert inter_chunk_latencies_s(together) == (1, 1)
+    assert tpot_s(together) == 1
+
+
+def test_choices_of_one_token_each_have_no_tpot() -> None:
+    firsts = RequestTimeline(0, 0, (1.0, 1.5), 2, 2, chunk_choice=(0, 1))
+    assert tpot_s(firsts) is None
+    assert inter_chunk_latencies_s(firsts) == ()
+
+
+def test_a_choice_is_named_for_every_chunk_or_for_none() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        inter_chunk_latencies_s(replace(TWO_CHOICES, chunk_choice=(0, 1)))
+
+
+INSTANTS_MS = st.lists(st.integers(0, 100_000), min_size=2, max_size=40, unique=True).map(sorted)
+
+
+@given(INSTANTS_MS, st.integers(0, 9), st.integers(0, 500), st.integers(2, 400))
+def test_one_choice_named_or_not_gives_the_same_to_the_bit(
+    at_ms: list[int], choice: int, tail_ms: int, tokens: int
+) -> None:
+    at_s = tuple(ms / 1000 for ms in at_ms)
+    plain = RequestTimeline(0.1, 0.1, at_s, (at_ms[-1] + tail_ms) / 1000, tokens)
+    named = replace(plain, chunk_choice=(choice,) * len(at_s))
+    assert tpot_s(named) == tpot_s(plain) == (e2e_latency_s(plain) - ttft_s(plain)) / (tokens - 1)
+    assert inter_chunk_latencies_s(named) == inter_chunk_latencies_s(plain)
+
+
+@given(INSTANTS_MS, st.integers(2, 8), st.integers(0, 20), st.integers(0, 500))
+def test_copies_of_a_choice_side_by_side_have_its_tpot_and_its_gaps(
+    at_ms: list[int], copies: int, shift_ms: int, tail_ms: int
+) -> None:
+    one = RequestTimeline(0, 0, tuple(ms / 1000 for ms in at_ms), (at_ms[-1] + tail_ms) / 1000, len(at_ms))
+    chunks = sorted((ms + copy * shift_ms, copy) for ms in at_ms for copy in range(copies))
+    several = RequestTimeline(
+        0,
+        0,
+        tuple(ms / 1000 for ms, _ in chunks),
+        (chunks[-1][0] + tail_ms) / 1000,
+        copies * len(at_ms),
+        tuple(copy for _, copy in chunks),
+    )
+    assert tpot_s(several) == pytest.approx(tpot_s(one))
+    gaps_s = sorted(inter_chunk_latencies_s(one) * copies)
+    assert sorted(inter_chunk_latencies_s(several)) == pytest.approx(gaps_s)
 
 
 @pytest.mark.parametrize("output_tokens", [0, 1])

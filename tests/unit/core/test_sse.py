@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.core.sse import EventSplitter, EventTooLargeError, StreamEvent, parse_answer, parse_event
+from serving.core.sse import (
+    EventSplitter,
+    EventTooLargeError,
+    StreamEvent,
+    UsageNotes,
+    parse_answer,
+    parse_event,
+)
 
 LF = [b"data: one\n\n", b": keep-alive\n\n", b"event: x\ndata: two\ndata: three\n\n", b"data: [DONE]\n\n"]
 CRLF = [event.replace(b"\n", b"\r\n") for event in LF]
@@ -83,9 +90,40 @@ def test_text_of_an_event(event: bytes, text: str) -> None:
     assert (said.text, said.has_text, said.error) == (text, bool(text), None)
 
 
-def test_text_of_several_choices_is_joined() -> None:
-    data = json.dumps({"choices": [{"text": "a"}, {"text": "b"}]}).encode()
-    assert parse_event(b"data: " + data + b"\n\n").text == "ab"
+def event(*choices: dict[str, object], tokens: int | None = None) -> StreamEvent:
+    usage = {} if tokens is None else {"usage": {"prompt_tokens": 3, "completion_tokens": tokens}}
+    return parse_event(b"data: " + json.dumps({"choices": choices} | usage).encode() + b"\n\n")
+
+
+def test_each_part_of_an_event_names_its_choice() -> None:
+    assert event({"index": 2, "delta": {"content": "a"}}).parts == ((2, "a"),)
+    assert event({"index": 1, "text": ""}).parts == ((1, ""),)
+    several = event({"index": 3, "text": "a"}, {"index": 0, "text": ""}, {"index": 1, "text": "b"})
+    assert several.parts == ((3, "a"), (0, ""), (1, "b"))
+    assert (several.text, several.has_text) == ("ab", True)
+
+
+@pytest.mark.parametrize("choice", [{}, {"index": None}, {"index": "1"}, {"index": [1]}])
+def test_a_choice_without_an_index_is_the_first(choice: dict[str, object]) -> None:
+    assert event(choice | {"text": "a"}).parts == ((0, "a"),)
+
+
+def test_usage_so_far_is_of_each_choice_and_usage_alone_of_all() -> None:
+    usage = UsageNotes()
+    assert (usage.prompt_tokens, usage.output_tokens) == (None, None)
+    counts = []
+    for index, tokens in ((0, 1), (1, 2), (0, 2), (1, 3), (1, None)):
+        usage.take(event({"index": index, "text": "a"}, tokens=tokens))
+        counts.append(usage.output_tokens)
+    assert counts == [1, 3, 4, 5, 5]
+    usage.take(event(tokens=6))
+    assert (usage.prompt_tokens, usage.output_tokens) == (3, 6)
+
+
+def test_usage_beside_several_choices_is_of_all() -> None:
+    usage = UsageNotes()
+    usage.take(event({"index": 0, "text": "a"}, {"index": 1, "text": "b"}, tokens=7))
+    assert usage.output_tokens == 7
 
 
 @pytest.mark.parametrize("event", [b"data: [DONE]\n\n", b"data:[DONE]\r\n\r\n", b"data:  [DONE] \n\n"])
@@ -109,7 +147,7 @@ def test_usage_so_far_beside_text_is_text_and_usage() -> None:
     usage = {"prompt_tokens": 3, "completion_tokens": 4}
     payload = {"choices": [{"delta": {"content": "x"}}], "usage": usage}
     said = parse_event(b"data: " + json.dumps(payload).encode() + b"\n\n")
-    assert said == StreamEvent(text="x", prompt_tokens=3, output_tokens=4)
+    assert said == StreamEvent(parts=((0, "x"),), prompt_tokens=3, output_tokens=4)
     assert said.has_text
 
 

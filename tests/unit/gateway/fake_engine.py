@@ -116,8 +116,8 @@ def event(payload: Any) -> bytes:
     return b"data: " + json.dumps(payload).encode() + b"\n\n"
 
 
-def text(word: str) -> bytes:
-    return event({"choices": [{"index": 0, "delta": {"content": word}}]})
+def text(word: str, index: int = 0) -> bytes:
+    return event({"choices": [{"index": index, "delta": {"content": word}}]})
 
 
 USAGE = event({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 5}})

@@ -66,6 +66,14 @@ async def test_a_stream_passes_through_and_usage_only_to_who_asked(wants_usage: 
             assert lab.value(f"tandem_{name}_seconds_count", lane="batched") == count, name
 
 
+async def test_gaps_are_those_of_each_choice() -> None:
+    async with gateway_lab() as lab:
+        lab.engine.script = plays(*(text(word, index) for word in "ab" for index in range(3)), USAGE, DONE)
+        await lab.post(STREAM | {"n": 3})
+        assert lab.value("tandem_inter_chunk_seconds_count", lane="batched") == 3, "5 between chunks of any"
+        assert lab.value("tandem_tpot_seconds_count", lane="batched") == 1
+
+
 async def test_each_event_is_passed_on_when_it_is_whole_not_when_the_stream_ends() -> None:
     async with gateway_lab() as lab:
         goes_on = asyncio.Event()

@@ -39,8 +39,10 @@ def verdict(outcome: Outcome, reason: Reason | None, stamps: RequestTimeline) ->
         (timeline(tpot_s=0.101), (0, 1)),
         (timeline(tpot_s=0.101, output_tokens=None), (1, 0)),
         (RequestTimeline(0.0, 0.0, (), 0.1, 5), (0, 1)),
+        # Two choices at once, each a token in 0.15 s; pooled, one in 0.05 s.
+        (RequestTimeline(0.0, 0.0, (0.5, 0.5, 0.65, 0.65), 0.65, 4, (0, 1, 0, 1)), (0, 1)),
     ],
-    ids=["both kept", "first token at the limit", "tokens too slow", "no usage", "no text"],
+    ids=["both kept", "first token at the limit", "tokens too slow", "no usage", "no text", "two choices"],
 )
 def test_a_completed_stream_is_judged_by_both_limits(
     stamps: RequestTimeline, expected: tuple[float, float]

@@ -29,14 +29,19 @@ def test_the_client_gets_every_byte_but_the_usage_it_did_not_ask_for(strips: boo
     notes = StreamNotes(strip_usage=strips)
     got = b"".join(notes.feed(STREAM[i : i + 1], i) for i in range(len(STREAM)))
     assert got == (STREAM.replace(USAGE, b"") if strips else STREAM)
-    assert (notes.prompt_tokens, notes.output_tokens, notes.has_ended, notes.error) == (3, 5, True, None)
+    assert (notes.usage.prompt_tokens, notes.usage.output_tokens, notes.has_ended, notes.error) == (
+        3,
+        5,
+        True,
+        None,
+    )
 
 
 def test_usage_beside_text_is_never_dropped() -> None:
     both = event({"choices": [{"text": "x"}], "usage": {"prompt_tokens": 1, "completion_tokens": 1}})
     notes = StreamNotes(strip_usage=True)
     assert notes.feed(both, 0) == both
-    assert notes.output_tokens == 1
+    assert notes.usage.output_tokens == 1
 
 
 def test_usage_so_far_in_every_chunk_is_passed_on_and_the_last_counts() -> None:
@@ -47,7 +52,7 @@ def test_usage_so_far_in_every_chunk_is_passed_on_and_the_last_counts() -> None:
     notes = StreamNotes(strip_usage=False)
     stream = [text_and_usage(1), text_and_usage(4), USAGE, DONE]
     assert b"".join(notes.feed(data, at_s) for at_s, data in enumerate(stream)) == b"".join(stream)
-    assert (notes.chunk_at_s, notes.output_tokens) == ([0, 1], 5)
+    assert (notes.chunk_at_s, notes.usage.output_tokens) == ([0, 1], 5)
 
 
 def test_instants_are_those_of_events_with_text() -> None:
@@ -55,6 +60,25 @@ def test_instants_are_those_of_events_with_text() -> None:
     for now_s, data in enumerate([ROLE, b": ping\n\n", TEXT, TEXT[:9], TEXT[9:], USAGE, DONE]):
         notes.feed(data, now_s)
     assert notes.chunk_at_s == [2, 4], "an event counts when it is whole"
+
+
+def test_each_chunk_is_of_a_choice_and_an_event_of_several_is_a_chunk_of_each() -> None:
+    def of(*choices: tuple[int, str]) -> bytes:
+        return event({"choices": [{"index": index, "delta": {"content": text}} for index, text in choices]})
+
+    notes = StreamNotes(strip_usage=False)
+    stream = [
+        of((0, "")),
+        of((1, "")),
+        of((0, "a")),
+        of((1, "b")),
+        of((1, "c"), (2, ""), (0, "d")),
+        USAGE,
+        DONE,
+    ]
+    for now_s, data in enumerate(stream):
+        notes.feed(data, now_s)
+    assert (notes.chunk_at_s, notes.chunk_choice) == ([2, 3, 4, 4], [0, 1, 1, 0])
 
 
 def test_half_an_event_is_held_back() -> None:

@@ -134,6 +134,12 @@ async def test_a_chat_stream(wants_usage: bool) -> None:
         (PROMPT | {"max_tokens": -1}, 400),
         (PROMPT | {"stream": True, "stream_options": "yes"}, 400),
         (PROMPT | {"max_tokens": 98}, 400),
+        ({"model": "sim", "prompt": []}, 400),
+        (PROMPT | {"prompt": ["a", 5]}, 400),
+        (PROMPT | {"prompt": ["a", "a b c d"], "max_tokens": 97}, 400),
+        (PROMPT | {"n": 0}, 400),
+        (PROMPT | {"n": 129}, 400),
+        (PROMPT | {"n": "many"}, 400),
     ],
 )
 async def test_mistakes_are_refused_in_openais_shape(body: Any, status: int) -> None:
@@ -156,6 +162,52 @@ async def test_usage_in_each_chunk_counts_as_it_goes(body: dict[str, Any]) -> No
         said = [parse_event(event) for event in EventSplitter().feed(caller.got)]
         assert [event.output_tokens for event in said if event.has_text] == [2, 4, 5]
         assert [event.output_tokens for event in said if event.is_usage_only] == [5]
+
+
+@pytest.mark.parametrize(
+    ("body", "prompt_tokens"),
+    [(CHAT | {"n": 3}, [1, 1, 1]), (PROMPT | {"prompt": ["a", "a b", "a b c"]}, [1, 2, 3])],
+    ids=["n", "prompts"],
+)
+async def test_several_choices_are_streamed_side_by_side(
+    body: dict[str, Any], prompt_tokens: list[int]
+) -> None:
+    """As vLLM does: an event for each choice and step, its usage so far that of the choice, at the end of all."""
+    async with simulated() as running:
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        caller = await running.post(body | {"max_tokens": 2, "stream": True, "stream_options": options})
+        events = EventSplitter().feed(caller.got)
+        said = [parse_event(event) for event in events if WORD.encode() in event]
+        assert [event.parts for event in said] == [((number, WORD),) for number in (0, 1, 2) * 2]
+        assert [event.output_tokens for event in said] == [1, 1, 1, 2, 2, 2]
+        assert [event.prompt_tokens for event in said] == prompt_tokens * 2
+        ends = [json.loads(event.removeprefix(b"data: "))["choices"] for event in events[-5:-2]]
+        assert [choice["finish_reason"] for (choice,) in ends] == ["length"] * 3
+        usage = parse_event(events[-2])
+        assert (usage.is_usage_only, usage.output_tokens) == (True, 6)
+        assert usage.prompt_tokens == (1 if "n" in body else 6)
+
+
+@pytest.mark.parametrize("body", [CHAT | {"n": 4}, PROMPT | {"prompt": ["a", "b"], "n": 2}])
+async def test_a_whole_answer_of_several_choices(body: dict[str, Any]) -> None:
+    async with simulated(max_num_seqs=3) as running:
+        caller = await running.post(body | {"max_tokens": 5}, headers={"x-request-id": "mine"})
+        assert [choice["index"] for choice in caller.json["choices"]] == [0, 1, 2, 3]
+        assert parse_answer(caller.got).parts == tuple((number, WORD * 5) for number in range(4))
+        assert caller.json["usage"]["completion_tokens"] == 20
+        assert running.engine.tally.most_running == 3, "each takes a place in the batch"
+        assert all("mine" in one.request_id for one in running.engine.tally.finished)
+
+
+async def test_leaving_an_answer_of_several_choices_stops_all_of_them() -> None:
+    async with simulated(max_num_seqs=2, step_ms=5) as running:
+        caller = running.caller(PROMPT | {"max_tokens": 90, "stream": True, "n": 3})
+        task = asyncio.create_task(caller.call(running.app))
+        await until(lambda: running.load == (2, 1))
+        caller.gone.set()
+        await task
+        await until(lambda: running.load == (0, 0))
+        assert not running.engine.tally.finished
 
 
 async def test_continuous_usage_alone_asks_for_nothing() -> None:
@@ -206,6 +258,13 @@ async def test_each_write_is_stamped_with_its_tokens() -> None:
         whole = [before_ns, stream["received_monotonic_ns"], *instants, after_ns]
         assert whole == sorted(whole)
         assert all(before_unix_ns <= write["sent_unix_ns"] <= after_unix_ns for write in writes)
+
+
+async def test_a_write_is_stamped_with_its_choice() -> None:
+    async with simulated() as running:
+        await running.post(CHAT | {"max_tokens": 2, "stream": True, "n": 2})
+        (stream,) = await sent(running)
+        assert [chunk["choice"] for chunk in stream["chunks"]] == [0, 1, 0, 1]
 
 
 async def test_a_write_is_stamped_around_the_servers_send() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ RECORDS = st.builds(
     first_byte_at_s=st.none() | INSTANTS,
     chunk_at_s=st.lists(INSTANTS, max_size=5).map(tuple),
     chunk_tokens=st.none() | st.lists(st.integers(0, 99), max_size=5).map(tuple),
+    chunk_choice=st.lists(st.integers(0, 9), max_size=5).map(tuple),
     status=st.none() | st.integers(100, 599),
     reason=st.none() | st.text(),
     error=st.none() | st.text(),
@@ -44,6 +46,14 @@ def test_a_row_is_one_line_and_gives_the_record_back(record: RequestRecord) -> N
     row = to_row(record)
     assert "\n" not in row
     assert from_row(row) == record
+
+
+def test_a_row_names_the_choice_of_each_chunk_where_there_are_several() -> None:
+    one = runs.record("batched")
+    assert "chunk_choice" not in json.loads(to_row(one))
+    choices = tuple(range(len(one.chunk_at_s)))
+    several = from_row(to_row(replace(one, chunk_choice=choices)))
+    assert several.chunk_choice == several.timeline.chunk_choice == choices
 
 
 def test_a_row_names_first_and_last_token() -> None:

@@ -445,6 +445,60 @@ def test_running_usage_tells_the_tokens_of_each_chunk() -> None:
     assert record.output_tokens == 4
 
 
+def counted(tokens: int | None, **choices: str) -> bytes:
+    """An event with text of these choices, `c0`, `c1` and so on, and with the tokens so far."""
+    parts = [{"index": int(name[1:]), "delta": {"content": text}} for name, text in choices.items()]
+    usage = {} if tokens is None else {"usage": {"prompt_tokens": 5, "completion_tokens": tokens}}
+    return event({"choices": parts} | usage)
+
+
+def record_of(*events: bytes) -> RequestRecord:
+    """What the client makes of a stream of these events."""
+
+    def script(talk: Conversation) -> None:
+        talk.receive()
+        talk.send(OK_HEAD + b"".join(map(http_chunk, events)) + END)
+
+    with scripted_server(script) as (url, _):
+        return send(url)
+
+
+def test_chunks_of_several_choices_are_told_apart() -> None:
+    """As vLLM streams `n`: an event for each choice, and usage so far of that choice alone."""
+    record = record_of(
+        *(counted(0, c0=""), counted(0, c1="")),
+        *(counted(1, c0="a "), counted(2, c1="x y ")),
+        *(counted(3, c1="z"), counted(2, c0="b")),
+        *(counted(3, c0=""), usage_event(5, 6), DONE),
+    )
+    assert record.is_completed
+    assert record.chunk_choice == record.timeline.chunk_choice == (0, 1, 1, 0)
+    assert record.chunk_tokens == (1, 2, 1, 1)
+    assert (record.text, record.output_tokens) == ("a bx y z", 6)
+
+
+def test_an_answer_of_one_choice_names_none() -> None:
+    record = record_of(counted(1, c0="a"), counted(2, c0="b"), usage_event(5, 2), DONE)
+    assert (record.chunk_choice, record.chunk_tokens) == ((), (1, 1))
+
+
+def test_an_event_of_several_choices_is_a_chunk_of_each_whose_tokens_are_not_told() -> None:
+    record = record_of(counted(2, c0="a", c1="x"), counted(4, c0="b", c1="y"), usage_event(5, 4), DONE)
+    assert (record.chunk_choice, len(record.chunk_at_s), record.chunk_tokens) == ((0, 1, 0, 1), 4, None)
+    assert (record.text, record.output_tokens) == ("abxy", 4)
+
+
+def test_a_server_that_counts_all_choices_as_one_does_not_tell_the_tokens_of_a_chunk() -> None:
+    events = (counted(1, c0="a"), counted(2, c1="x"), counted(3, c0="b"), counted(4, c1="y"))
+    record = record_of(*events, usage_event(5, 4), DONE)
+    assert (record.chunk_choice, record.chunk_tokens, record.output_tokens) == ((0, 1, 0, 1), None, 4)
+
+
+def test_a_stream_cut_off_counts_the_tokens_of_each_choice() -> None:
+    record = record_of(counted(3, c0="a b c"), counted(2, c1="x y"))
+    assert (record.reason, record.output_tokens) == (ClientReason.CUT_OFF, 5)
+
+
 def test_an_api_key_is_sent_and_appears_nowhere() -> None:
     def script(talk: Conversation) -> None:
         request = talk.receive()

@@ -12,13 +12,15 @@ from loadtest.crosscheck.figures import arrivals_per_s, from_records, from_sent,
 from serving.core.request import Outcome
 
 
-def stream(received_ms: float, chunks_ms: list[float], tokens: int, done_ms: float) -> dict[str, Any]:
-    def write(at_ms: float, count: int) -> dict[str, int]:
-        return {"tokens": count, "sent_monotonic_ns": round(at_ms * 1e6)}
+def stream(
+    received_ms: float, chunks_ms: list[float], tokens: int, done_ms: float, choices: int = 1
+) -> dict[str, Any]:
+    def write(at_ms: float, count: int, choice: int = 0) -> dict[str, int]:
+        return {"tokens": count, "sent_monotonic_ns": round(at_ms * 1e6), "choice": choice}
 
     return {
         "received_monotonic_ns": round(received_ms * 1e6),
-        "chunks": [write(at_ms, tokens) for at_ms in chunks_ms],
+        "chunks": [write(at_ms, tokens, number % choices) for number, at_ms in enumerate(chunks_ms)],
         "done": write(done_ms, 0),
     }
 
@@ -37,6 +39,13 @@ def test_the_truth_of_two_streams() -> None:
     assert figures.output_tokens_per_s == pytest.approx(12)
     assert figures.requests_per_s == pytest.approx(1)
     assert arrivals_per_s(SENT) == pytest.approx(1)
+
+
+def test_the_truth_of_choices_side_by_side_is_that_of_each() -> None:
+    figures = from_sent([stream(0, [300, 310, 340, 350, 420, 430], 4, 431, choices=2)])
+    assert figures.ttft_p50_ms == pytest.approx(300)
+    assert figures.tpot_mean_ms == pytest.approx(120 / 11)
+    assert figures.gap_mean_ms == pytest.approx(60)
 
 
 @pytest.mark.parametrize("streams", [[], [stream(0, [1, 2], 1, 3) | {"done": None}]])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -69,6 +70,22 @@ def test_misses_of_a_request(text: str, misses: tuple[str, ...]) -> None:
 
 def test_the_largest_gap_counts_and_not_the_usual_one() -> None:
     assert parse_slo("icl<1s").misses(record("batched", chunks=2, gap_s=1.5, tokens=30)) == ("icl<1s",)
+
+
+def test_each_choice_of_an_answer_is_judged_and_not_their_chunks_together() -> None:
+    """Two choices at once, each of 20 ms a token and a chunk: pooled, both figures would be about half."""
+    one = record("batched", chunks=10, gap_s=0.02)
+    chunks = [(at_s + 0.01 * choice, choice) for at_s in one.chunk_at_s for choice in (0, 1)]
+    both = replace(
+        one,
+        chunk_at_s=tuple(at_s for at_s, _ in chunks),
+        chunk_choice=tuple(choice for _, choice in chunks),
+        output_tokens=20,
+        finished_at_s=chunks[-1][0],
+    )
+    slo = parse_slo("tpot<15ms,icl<15ms")
+    assert slo.misses(both) == ("tpot<15ms", "icl<15ms")
+    assert slo.misses(replace(both, chunk_choice=())) == ()
 
 
 def test_one_token_has_no_tpot_to_miss() -> None:
