@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -249,6 +250,11 @@ def warnings(summary: Summary) -> tuple[str, ...]:
         sentences.append(f"Cut before their end: {', '.join(cut)}.")
     if wrong := sum(stage.wrong_lengths for stage in summary.stages):
         sentences.append(f"{wrong} answers are not as long as was asked: the lanes did not do the same work.")
-    if failed := sum(failure.count for failure in summary.failures) - _given_up(summary):
-        sentences.append(f"{failed} requests did not complete; the reasons are listed below.")
+    reasons: Counter[str] = Counter()
+    for failure in summary.failures:
+        if failure.reason != ClientReason.STAGE_HOPELESS:
+            reasons[failure.reason] += failure.count
+    if failed := reasons.total():
+        named = ", ".join(f"{of_it} {reason}" for reason, of_it in reasons.most_common())
+        sentences.append(f"{count(failed, 'request')} did not complete: {named}.")
     return tuple(sentences)

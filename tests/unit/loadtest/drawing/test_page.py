@@ -38,3 +38,20 @@ def test_every_figure_fits(tab: Browser, tmp_path: Path, make: Callable[[], Summ
     assert shown.drawn == len(figures) > 4
     assert shown.overflow_px <= 0
     assert shown.complaints == []
+
+
+def test_a_page_read_in_the_dark_prints_dark_on_white_and_unfolded(tab: Browser, tmp_path: Path) -> None:
+    summary = summarize(*whole_run())
+    path = tmp_path / "report.html"
+    path.write_text(render(summary, draw_all(summary)), encoding="utf-8")
+    lightness = "Math.max(...getComputedStyle(document.querySelector('{}')).{}.match(/[0-9]+/g).map(Number))"
+    texts = [lightness.format("p", "color"), lightness.format(".chart svg text", "fill")]
+    folded = (
+        "document.querySelector('details:not([open]) table').checkVisibility({contentVisibilityAuto: true})"
+    )
+    tab.show(path, 1000, "dark")
+    assert min(map(tab.value, texts)) > 150
+    assert tab.value(folded) is False
+    tab.show(path, 1000, "dark", media="print")
+    assert max(map(tab.value, texts)) < 120
+    assert tab.value(folded) is True

@@ -127,7 +127,7 @@ def test_all_failed() -> None:
         "No request completed, so there are no figures.",
         "Of 12 planned requests 0 completed, 12 failed.",
     )
-    assert "12 requests did not complete; the reasons are listed below." in warnings(made)
+    assert "12 requests did not complete: 12 queue_full." in warnings(made)
 
 
 def test_a_bench_with_an_objective_says_where_each_lane_holds_it() -> None:
@@ -189,7 +189,7 @@ def test_rates_that_a_search_gave_up_are_no_fault() -> None:
     )
     stages = (*made.stages[:-1], replace(made.stages[-1], cut=True, failures=5))
     made = replace(made, stages=stages)
-    assert warnings(made) == ("1 requests did not complete; the reasons are listed below.",)
+    assert warnings(made) == ("1 request did not complete: 1 queue_full.",)
     assert findings(made)[-1] == (
         "Of 120 requests 115 completed, 1 failed and 4 were given up with probes that could not hold any more."
     )
