@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -9,7 +10,7 @@ from itertools import pairwise
 CHARACTER_PX = 6.5
 HEIGHT_PX = 13.0
 MARK_PX = 11.0
-STEPS = 24  # points at which a line is looked at
+STEP_PX = 3.0  # between points at which a line is looked at: closer than a label is wide
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
@@ -139,8 +140,9 @@ def _mark(point: Point) -> Box:
 
 
 def _stroke(a: Point, b: Point) -> Iterator[Box]:
-    for step in range(STEPS + 1):
-        x, y = a.x + (b.x - a.x) * step / STEPS, a.y + (b.y - a.y) * step / STEPS
+    steps = math.ceil(math.hypot(b.x - a.x, b.y - a.y) / STEP_PX) or 1
+    for step in range(steps + 1):
+        x, y = a.x + (b.x - a.x) * step / steps, a.y + (b.y - a.y) * step / steps
         yield x, y, x, y
 
 

@@ -153,7 +153,8 @@ def panels(layers: Sequence[Chart], rows: Sequence[Row], field: str) -> Chart:
     layered = layered.properties(width=PANEL_WIDTH_PX, height=PANEL_HEIGHT_PX)
     # A heading that is longer than its panel would be cut at the page's edge.
     header = alt.Header(labelLimit=PANEL_WIDTH_PX)
-    chart = layered.facet(facet=alt.Facet(f"{field}:N", title=None, sort=order, header=header), columns=2)
+    facet = alt.Facet(f"{field}:N", title=None, sort=order, header=header)
+    chart = layered.facet(facet=facet, columns=min(2, len(order)))
     # By the plots themselves: by what sticks out of them, the headings of a row would not be level.
     return chart.properties(bounds="flush", spacing={"row": 90, "column": 64})
 

@@ -22,6 +22,9 @@ ADVICE = (
 )
 
 
+CONCURRENCY = "concurrency "
+
+
 @dataclass(frozen=True, slots=True)
 class Invalidity:
     """Why figures of a run may not be used, for the very top of the report."""
@@ -118,8 +121,8 @@ def _objective(stages: Sequence[StageSummary], slo: str | None) -> Iterator[str]
         own = [(stage, slo_) for stage, slo_ in judged if (stage.lane, stage.workload) == (lane, workload)]
         held = [_load(stage) for stage, each in own if each.holds]
         broken = [f"{_load(stage)} ({each.binding})" for stage, each in own if not each.holds]
-        text = f"On {workload}, {lane} holds it at {', '.join(held) or 'no load measured'}"
-        yield text + (f"; not at {', '.join(broken)}." if broken else ".")
+        text = f"On {workload}, {lane} holds it at {_listed(held) or 'no load measured'}"
+        yield text + (f"; not at {_listed(broken)}." if broken else ".")
 
 
 def _throughput(stages: Sequence[StageSummary], summary: Summary) -> str:
@@ -219,8 +222,13 @@ def _given_up(summary: Summary) -> int:
     return sum(each.count for each in summary.failures if each.reason == ClientReason.STAGE_HOPELESS)
 
 
+def _listed(loads: Sequence[str]) -> str:
+    """Loads with commas, and the word `concurrency` but once."""
+    return ", ".join([*loads[:1], *(load.removeprefix(CONCURRENCY) for load in loads[1:])])
+
+
 def _load(stage: StageSummary) -> str:
-    return f"concurrency {stage.concurrency}" if stage.concurrency is not None else stage.load.label
+    return f"{CONCURRENCY}{stage.concurrency}" if stage.concurrency is not None else stage.load.label
 
 
 def _tokens_per_s(stage: StageSummary) -> str:

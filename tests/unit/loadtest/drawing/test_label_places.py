@@ -51,6 +51,12 @@ def test_a_label_leaves_the_line_to_its_right() -> None:
     assert first.name == "above"
 
 
+def test_a_label_leaves_a_long_line_that_falls_to_its_right() -> None:
+    ((first, _),) = find_places([[Point(30, 100, "1"), Point(228, 163, "")]], WIDTH_PX, HEIGHT_PX)
+    assert first is not None
+    assert first.name == "above"
+
+
 def test_points_on_top_of_each_other_are_not_labelled_over_each_other() -> None:
     crowd = [[Point(100 + x, 100 + y, "16")] for x in range(0, 40, 8) for y in range(0, 40, 8)]
     assert any(place is None for line in find_places(crowd, WIDTH_PX, HEIGHT_PX) for place in line)

@@ -146,6 +146,16 @@ def test_a_bench_with_an_objective_says_where_each_lane_holds_it() -> None:
     assert held == "On copy, batched holds it at poisson 1 req/s; not at poisson 4 req/s (ttft_p95<2s)."
 
 
+def test_levels_that_hold_are_listed_once() -> None:
+    stages = [
+        stage(load=ClosedLoop(users), slo=objective(1.0 if users < 8 else 0.5, 1)) for users in (1, 4, 8, 16)
+    ]
+    _, held, *_ = findings(summary(stages, slo=SLO))
+    assert held == (
+        "On copy, batched holds it at concurrency 1, 4; not at concurrency 8 (ttft_p95<2s), 16 (ttft_p95<2s)."
+    )
+
+
 @pytest.mark.parametrize(
     ("crossing", "unit", "text"),
     [
