@@ -97,3 +97,9 @@ def test_a_curve_is_labelled_where_its_label_crosses_nothing() -> None:
     (found,) = find_anchors([curve], [line], [[None, None]], WIDTH_PX, HEIGHT_PX)
     assert found is not None
     assert found[0] == 1
+
+
+def test_the_label_of_a_curve_does_not_lie_on_it() -> None:
+    (found,) = find_anchors([[Point(x, 120, "8 at once") for x in (40, 200)]], [], [], WIDTH_PX, HEIGHT_PX)
+    assert found is not None
+    assert found[1].name == "above"
