@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -9,7 +10,7 @@ from itertools import pairwise
 CHARACTER_PX = 6.5
 HEIGHT_PX = 13.0
 MARK_PX = 11.0
-STEPS = 24  # points at which a line is looked at
+STEP_PX = 3.0  # between points at which a line is looked at: closer than a label is wide
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
@@ -52,33 +53,85 @@ class Point:
 
 
 def find_places(
-    lines: Sequence[Sequence[Point]], width_px: float, height_px: float
+    lines: Sequence[Sequence[Point]],
+    width_px: float,
+    height_px: float,
+    bare: Sequence[Sequence[Point]] = (),
 ) -> list[list[Place | None]]:
     """A place for each point's label, in the shape of `lines`; None where there is no room for it.
 
     A label may lie on a line where there is no better place, never on a mark or another label.
+
+    Args:
+        bare: lines without marks.
     """
-    marks = [_mark(point) for line in lines for point in line]
-    strokes = [dot for line in lines for a, b in pairwise(line) for dot in _stroke(a, b)]
-    taken: list[Box] = []
-    places_by_line: list[list[Place | None]] = []
-    for line in lines:
-        places: list[Place | None] = []
-        for point in line:
-            best: tuple[int, Place, Box] | None = None
+    room = _Room.around(lines, bare, width_px, height_px)
+    return [[None if (found := room.take([point])) is None else found[1] for point in line] for line in lines]
+
+
+def find_anchors(
+    curves: Sequence[Sequence[Point]],
+    lines: Sequence[Sequence[Point]],
+    places: Sequence[Sequence[Place | None]],
+    width_px: float,
+    height_px: float,
+    bare: Sequence[Sequence[Point]] = (),
+) -> list[tuple[int, Place] | None]:
+    """For each curve the index of the point that its label stands at, and where; None where there is no room.
+
+    Args:
+        curves: points of each in their order, all with the text of its label.
+        lines: what is drawn beside them, with the `places` of its own labels.
+        bare: as in `find_places`.
+    """
+    room = _Room.around(lines, [*bare, *curves], width_px, height_px)
+    room.taken.extend(
+        place.box(point.x, point.y, point.text)
+        for line, of_line in zip(lines, places, strict=True)
+        for point, place in zip(line, of_line, strict=True)
+        if place is not None
+    )
+    return [room.take(curve) for curve in curves]
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What a panel holds: marks and labels, which no label may lie on, and lines, which one better does not."""
+
+    width_px: float
+    height_px: float
+    strokes: list[Box]
+    taken: list[Box]
+
+    @classmethod
+    def around(
+        cls,
+        lines: Sequence[Sequence[Point]],
+        bare: Sequence[Sequence[Point]],
+        width_px: float,
+        height_px: float,
+    ) -> _Room:
+        strokes = [dot for line in (*lines, *bare) for a, b in pairwise(line) for dot in _stroke(a, b)]
+        return cls(width_px, height_px, strokes, [_mark(point) for line in lines for point in line])
+
+    def take(self, anchors: Sequence[Point]) -> tuple[int, Place] | None:
+        """The best place beside one of the points, taken from now on, and which point that is."""
+        best: tuple[int, int, Place, Box] | None = None
+        for index, point in enumerate(anchors):
             for place in PLACES if point.text else ():
                 box = place.box(point.x, point.y, point.text)
-                is_inside = box[0] >= 0 and box[1] >= 0 and box[2] <= width_px and box[3] <= height_px
-                if not is_inside or any(_overlap(box, other) for other in (*marks, *taken)):
+                if not self._is_inside(box) or any(_overlap(box, other) for other in self.taken):
                     continue
-                crossed = sum(_overlap(box, dot) for dot in strokes)
+                crossed = sum(_overlap(box, dot) for dot in self.strokes)
                 if best is None or crossed < best[0]:
-                    best = crossed, place, box
-            if best is not None:
-                taken.append(best[2])
-            places.append(None if best is None else best[1])
-        places_by_line.append(places)
-    return places_by_line
+                    best = crossed, index, place, box
+        if best is None:
+            return None
+        self.taken.append(best[3])
+        return best[1], best[2]
+
+    def _is_inside(self, box: Box) -> bool:
+        return box[0] >= 0 and box[1] >= 0 and box[2] <= self.width_px and box[3] <= self.height_px
 
 
 def _mark(point: Point) -> Box:
@@ -87,8 +140,9 @@ def _mark(point: Point) -> Box:
 
 
 def _stroke(a: Point, b: Point) -> Iterator[Box]:
-    for step in range(STEPS + 1):
-        x, y = a.x + (b.x - a.x) * step / STEPS, a.y + (b.y - a.y) * step / STEPS
+    steps = math.ceil(math.hypot(b.x - a.x, b.y - a.y) / STEP_PX) or 1
+    for step in range(steps + 1):
+        x, y = a.x + (b.x - a.x) * step / steps, a.y + (b.y - a.y) * step / steps
         yield x, y, x, y
 
 

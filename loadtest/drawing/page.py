@@ -12,7 +12,7 @@ import jinja2
 import vl_convert
 from markupsafe import Markup
 
-from loadtest.drawing.style import THEMES, VEGA_LITE_VERSION
+from loadtest.drawing.style import PAGE_THEME, VEGA_LITE_VERSION
 
 EXPORTS = "window.vegaEmbed = vegaEmbed;"
 
@@ -33,7 +33,7 @@ def render_page(template: Path, pictures: Mapping[str, Any] | None = None, **con
         context |= {
             "javascript": script(vega()),
             "specs": _json(pictures),
-            "themes": _json({name: THEMES[name] for name in ("light", "dark")}),
+            "theme": _json(PAGE_THEME),
         }
     return environment.get_template(template.name).render(**context)
 

@@ -25,6 +25,7 @@ BAD = "#bf0033"  # of what failed or was thrown away
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-right", "triangle-left")
 DASHES = ((1, 0), (7, 3), (2, 2), (9, 3, 2, 3), (4, 4), (12, 4), (3, 6))
 
+LOG_PADDING_PX = 24  # at both ends of a log axis
 MIN_TICKS = 3  # of a log scale
 TICKS_BEYOND = 0.04  # of a log scale's length: within its padding
 
@@ -51,11 +52,9 @@ def theme(text: str, muted: str, grid: str, background: str | None) -> dict[str,
     }
 
 
-THEMES = {
-    "light": theme("#1c2127", "#56606b", "#e3e7eb", None),
-    "dark": theme("#e8ebee", "#a5afb9", "#363d45", None),
-    "paper": theme("#1c2127", "#56606b", "#e3e7eb", "white"),
-}
+# In a page its own colours, so that a picture is light, dark or in print without being drawn again.
+PAGE_THEME = theme("var(--text)", "var(--muted)", "var(--line)", None)
+PAPER_THEME = theme("#1c2127", "#56606b", "#e3e7eb", "white")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,19 +94,26 @@ class Series:
         dash = alt.StrokeDash(f"{self.field}:N", title=self.title, scale=self._scale(dashes))
         return base.mark_line(strokeWidth=2).encode(color=self._colour(), strokeDash=dash, **encodings)
 
-    def points(self, base: Chart) -> Chart:
-        """A mark for each value."""
+    def points(self, base: Chart, hollow: str | None = None) -> Chart:
+        """A mark for each value; its outline only where the expression `hollow` is true."""
         shapes = [look.shape for look in self.looks.values()]
         shape = alt.Shape(f"{self.field}:N", title=self.title, scale=self._scale(shapes))
-        return base.mark_point(filled=True, size=75, opacity=1).encode(color=self._colour(), shape=shape)
+        marks = base.mark_point(filled=True, size=75, opacity=1).encode(color=self._colour(), shape=shape)
+        if hollow is None:
+            return marks
+        return marks.encode(
+            stroke=self._colour(alt.Stroke),
+            strokeWidth=alt.value(2),
+            fillOpacity=alt.condition(hollow, alt.value(0), alt.value(1)),
+        )
 
     def rules(self, base: Chart, **encodings: Any) -> Chart:
         """An interval for each value, cut at the edge of its panel."""
         return base.mark_rule(strokeWidth=1.2, clip=True).encode(color=self._colour(), **encodings)
 
-    def _colour(self) -> Any:
+    def _colour(self, channel: Any = alt.Color) -> Any:
         colours = [look.colour for look in self.looks.values()]
-        return alt.Color(f"{self.field}:N", title=self.title, scale=self._scale(colours))
+        return channel(f"{self.field}:N", title=self.title, scale=self._scale(colours))
 
     def _scale(self, values: Sequence[Any]) -> Any:
         return alt.Scale(domain=list(self.looks), range=list(values))
@@ -147,7 +153,8 @@ def panels(layers: Sequence[Chart], rows: Sequence[Row], field: str) -> Chart:
     layered = layered.properties(width=PANEL_WIDTH_PX, height=PANEL_HEIGHT_PX)
     # A heading that is longer than its panel would be cut at the page's edge.
     header = alt.Header(labelLimit=PANEL_WIDTH_PX)
-    chart = layered.facet(facet=alt.Facet(f"{field}:N", title=None, sort=order, header=header), columns=2)
+    facet = alt.Facet(f"{field}:N", title=None, sort=order, header=header)
+    chart = layered.facet(facet=facet, columns=min(2, len(order)))
     # By the plots themselves: by what sticks out of them, the headings of a row would not be level.
     return chart.properties(bounds="flush", spacing={"row": 90, "column": 64})
 
@@ -199,9 +206,10 @@ def log_tick_axis(groups: Iterable[Iterable[float]], **settings: Any) -> Any:
     return alt.Axis(format="~g", values=ticks, labelOverlap="greedy", labelSeparation=4, **settings)
 
 
-def log_axis(field: str, title: str, values: Iterable[float]) -> Any:
-    """A value over orders of magnitude."""
-    scale = alt.Scale(type="log", nice=False, padding=24)
+def log_axis(field: str, title: str, values: Sequence[float]) -> Any:
+    """A value over orders of magnitude, from the least of the values to the greatest."""
+    domain = [min(values), max(values)]
+    scale = alt.Scale(type="log", domain=domain, nice=False, padding=LOG_PADDING_PX)
     return alt.X(f"{field}:Q", title=title, scale=scale, axis=log_tick_axis([values]))
 
 

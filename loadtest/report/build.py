@@ -141,5 +141,7 @@ def print_summary(summary: Summary, console: Console, *, all_tables: bool = Fals
     if (bad := invalidity(summary)) is not None:
         console.print(Text(bad.headline, style="bold red"))
         console.print(Text(bad.advice))
+    if bad is not None or warnings(summary):
+        console.print()
     for text in findings(summary):
         console.print(Text(text))

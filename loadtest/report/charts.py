@@ -10,7 +10,7 @@ from typing import Any
 import vl_convert
 
 from loadtest.analysis.summary import Summary
-from loadtest.drawing.style import THEMES, VEGA_LITE_VERSION, Chart
+from loadtest.drawing.style import PAPER_THEME, VEGA_LITE_VERSION, Chart
 from loadtest.report import closed_loop_charts, lane_charts, rate_charts
 from loadtest.report.speed_up_chart import speed_up
 
@@ -23,19 +23,19 @@ class ReportChart:
 
     Attributes:
         name: of its PNG, and its anchor in the page.
-        reading: one sentence that says how to read it.
+        reading: one sentence or two that say how to read it; of a run where what is drawn depends on it.
         draw: the chart, or None when the run holds nothing to draw: then it is left out.
     """
 
     name: str
     title: str
-    reading: str
+    reading: str | Callable[[Summary], str]
     draw: Callable[[Summary], Chart | None]
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnChart:
-    """A chart of one run; `spec` is Vega-Lite, the rest as in `ReportChart`."""
+    """A chart of one run; `spec` is Vega-Lite, the rest is that of its `ReportChart`."""
 
     name: str
     title: str
@@ -47,7 +47,12 @@ def draw_all(summary: Summary) -> tuple[DrawnChart, ...]:
     """Every chart that has something to show, in the order of the report."""
     drawn = [(chart, chart.draw(summary)) for chart in CHARTS]
     return tuple(
-        DrawnChart(chart.name, chart.title, chart.reading, spec.to_dict())
+        DrawnChart(
+            chart.name,
+            chart.title,
+            chart.reading if isinstance(chart.reading, str) else chart.reading(summary),
+            spec.to_dict(),
+        )
         for chart, spec in drawn
         if spec is not None
     )
@@ -56,9 +61,10 @@ def draw_all(summary: Summary) -> tuple[DrawnChart, ...]:
 def save_png(drawn: DrawnChart, directory: Path) -> Path:
     """Write the chart as PNG and return its path."""
     path = directory / f"{drawn.name}.png"
-    version, config = VEGA_LITE_VERSION, THEMES["paper"]
     path.write_bytes(
-        vl_convert.vegalite_to_png(drawn.spec, vl_version=version, scale=PNG_SCALE, config=config)
+        vl_convert.vegalite_to_png(
+            drawn.spec, vl_version=VEGA_LITE_VERSION, scale=PNG_SCALE, config=PAPER_THEME
+        )
     )
     return path
 
@@ -87,14 +93,13 @@ CHARTS = (
     ReportChart(
         "throughput-ttft",
         "Throughput against time to first token",
-        "Up and to the left is better; the number at a point is its concurrency, and a line that runs to the "
-        "right without rising is a queue that grows.",
+        closed_loop_charts.reading_ttft,
         closed_loop_charts.throughput_ttft,
     ),
     ReportChart(
         "throughput-tpot",
         "Throughput against time per output token",
-        "Up and to the left is better; to the right of a point, each reader sees the text appear more slowly.",
+        closed_loop_charts.reading_tpot,
         closed_loop_charts.throughput_tpot,
     ),
     ReportChart(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -19,6 +20,9 @@ ADVICE = (
     "the load over more processes; then run again. Where client and server disagree, look for other traffic "
     "on the lab and for a replica that restarted."
 )
+
+
+CONCURRENCY = "concurrency "
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +121,8 @@ def _objective(stages: Sequence[StageSummary], slo: str | None) -> Iterator[str]
         own = [(stage, slo_) for stage, slo_ in judged if (stage.lane, stage.workload) == (lane, workload)]
         held = [_load(stage) for stage, each in own if each.holds]
         broken = [f"{_load(stage)} ({each.binding})" for stage, each in own if not each.holds]
-        text = f"On {workload}, {lane} holds it at {', '.join(held) or 'no load measured'}"
-        yield text + (f"; not at {', '.join(broken)}." if broken else ".")
+        text = f"On {workload}, {lane} holds it at {_listed(held) or 'no load measured'}"
+        yield text + (f"; not at {_listed(broken)}." if broken else ".")
 
 
 def _throughput(stages: Sequence[StageSummary], summary: Summary) -> str:
@@ -218,8 +222,13 @@ def _given_up(summary: Summary) -> int:
     return sum(each.count for each in summary.failures if each.reason == ClientReason.STAGE_HOPELESS)
 
 
+def _listed(loads: Sequence[str]) -> str:
+    """Loads with commas, and the word `concurrency` but once."""
+    return ", ".join([*loads[:1], *(load.removeprefix(CONCURRENCY) for load in loads[1:])])
+
+
 def _load(stage: StageSummary) -> str:
-    return f"concurrency {stage.concurrency}" if stage.concurrency is not None else stage.load.label
+    return f"{CONCURRENCY}{stage.concurrency}" if stage.concurrency is not None else stage.load.label
 
 
 def _tokens_per_s(stage: StageSummary) -> str:
@@ -249,6 +258,11 @@ def warnings(summary: Summary) -> tuple[str, ...]:
         sentences.append(f"Cut before their end: {', '.join(cut)}.")
     if wrong := sum(stage.wrong_lengths for stage in summary.stages):
         sentences.append(f"{wrong} answers are not as long as was asked: the lanes did not do the same work.")
-    if failed := sum(failure.count for failure in summary.failures) - _given_up(summary):
-        sentences.append(f"{failed} requests did not complete; the reasons are listed below.")
+    reasons: Counter[str] = Counter()
+    for failure in summary.failures:
+        if failure.reason != ClientReason.STAGE_HOPELESS:
+            reasons[failure.reason] += failure.count
+    if failed := reasons.total():
+        named = ", ".join(f"{of_it} {reason}" for reason, of_it in reasons.most_common())
+        sentences.append(f"{count(failed, 'request')} did not complete: {named}.")
     return tuple(sentences)

@@ -137,14 +137,20 @@ def _open_stages(summary: Summary) -> list[tuple[StageSummary, OpenLoop]]:
 
 
 def _row(stage: StageSummary, load: OpenLoop, panel: str, measured: Estimate, scale: float = 1) -> Row:
+    value = measured.value * scale
+    low = None if measured.low is None else measured.low * scale
+    high = None if measured.high is None else measured.high * scale
     return {
         "lane": stage.lane,
         "panel": panel,
         "rate": load.rate_per_s,
         "requests": stage.requests,
-        "value": measured.value * scale,
-        "low": None if measured.low is None else measured.low * scale,
-        "high": None if measured.high is None else measured.high * scale,
+        "value": value,
+        "low": low,
+        "high": high,
+        # Without an interval a line of no length: a panel without any line would have no extent.
+        "from": value if low is None else low,
+        "to": value if high is None else high,
     }
 
 
@@ -160,5 +166,5 @@ def _curves(summary: Summary, rows: list[Row], y: alt.Y, format_: str) -> list[C
         tip("high:Q", "to", format_),
     ]
     base = alt.Chart().encode(x=rate_axis([row["rate"] for row in rows]), y=y, tooltip=tips)
-    bounds = lanes.rules(base.transform_filter("datum.low != null"), y="low:Q", y2="high:Q")
+    bounds = lanes.rules(base, y="from:Q", y2="to:Q")
     return [bounds, lanes.lines(base), lanes.points(base)]

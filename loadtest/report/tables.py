@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import ne
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -18,6 +19,7 @@ from loadtest.judge.wording import NOTHING, estimate, exact_or_rounded, number, 
 FULL_WIDTH = 132
 MAIN_TABLES = ("capacities", "table")  # what was measured; the others say how far to trust it
 INVALID = "INVALID"
+MAX_NOTES = 6  # lines between a terminal's table and its answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ LATENCY = (
     Column("TPOT p50 ms", lambda stage: estimate(stage.tpot_s.p50, 1, 1000), is_plain=True),
     Column("TPOT p95 ms", lambda stage: estimate(stage.tpot_s.p95, 1, 1000)),
     Column("E2E p50 s", lambda stage: estimate(stage.e2e_s.p50, 2), is_extra=True, is_plain=True),
-    Column("E2E p95 s", lambda stage: estimate(stage.e2e_s.p95, 2)),
+    Column("E2E p95 s", lambda stage: estimate(stage.e2e_s.p95, 2), is_extra=True),
     Column("tok. per chunk", lambda stage: number(stage.tokens_per_chunk, 2), is_extra=True),
     Column("acc. rate", lambda stage: number(stage.acceptance_rate, 2), is_extra=True),
     Column("acc. len.", lambda stage: number(stage.mean_acceptance_length, 2), is_extra=True),
@@ -210,16 +212,22 @@ def print_tables(summary: Summary, console: Console, *, with_all: bool) -> None:
     """Print the tables and the notes under them.
 
     Args:
-        with_all: those too that say how far the others can be trusted.
+        with_all: those too that say how far the others can be trusted, and every note.
     """
     disagreements = agreement_table(summary, only_bad=True)
     for each in (*tables(summary), *([disagreements] if disagreements else [])):
         if with_all or each.name in MAIN_TABLES:
             print_table(each, console)
-    for stage in summary.stages:
-        for note in (*(f"{INVALID}: {reason}" for reason in stage.invalid), *stage.notes):
-            # Text, not markup: a note may hold brackets of an error message.
-            console.print(Text(f"{stage.key}: {note}"))
+    notes = [
+        f"{stage.key}: {note}"
+        for stage in summary.stages
+        for note in (*(f"{INVALID}: {reason}" for reason in stage.invalid), *stage.notes)
+    ]
+    shown = notes if with_all or len(notes) <= MAX_NOTES + 1 else notes[:MAX_NOTES]
+    for note in shown:
+        console.print(Text(note))  # not markup: a note may hold brackets of an error message
+    if more := len(notes) - len(shown):
+        console.print(Text(f"... and {more} notes more: the report has them, and --tables."))
 
 
 def wide_console(console: Console | None = None) -> Console:
@@ -247,10 +255,10 @@ def _fitting(filled: FilledTable, width: int) -> tuple[list[int], list[list[str]
     """The columns that fit, their cells and their widths, None where words must be folded all the same.
 
     What does not fit goes in this order: intervals to a line below their values, extra columns from the
-    right, intervals altogether.
+    right, intervals altogether, words to a line of their own.
     """
     extras = [index for index, column in enumerate(filled.columns) if column.is_extra]
-    for has_intervals in (True, False):
+    for has_intervals, is_folded in ((True, False), (False, False), (True, True), (False, True)):
         for dropped in range(len(extras) + 1):
             gone = extras[len(extras) - dropped :]
             shown = [index for index in range(len(filled.columns)) if index not in gone]
@@ -259,11 +267,14 @@ def _fitting(filled: FilledTable, width: int) -> tuple[list[int], list[list[str]
                 for row in filled.rows
             ]
             columns = [
-                (filled.columns[index].heading, [row[place] for row in cells])
-                for place, index in enumerate(shown)
+                (filled.columns[index], [row[place] for row in cells]) for place, index in enumerate(shown)
             ]
             least = [
-                _longest(word for text in (head, *texts) for word in text.split()) for head, texts in columns
+                max(
+                    _longest(column.heading.split()),
+                    _longest(texts if not (column.is_number or is_folded) else " ".join(texts).split()),
+                )
+                for column, texts in columns
             ]
             room = width - sum(least) - len(least) - 1  # a space between columns and at both edges
             if room >= 0:
@@ -291,11 +302,12 @@ def _shortened(cell: str, has_interval: bool) -> str:
 
 def _stage_rows(columns: Sequence[Column], stages: Iterable[StageSummary]) -> tuple[Row, ...]:
     rows: list[Row] = []
-    previous = None
+    previous: tuple[object, ...] | None = None
     for stage in stages:
-        group = (stage.lane, stage.workload)
         is_bad = bool(stage.failures or stage.cut or stage.invalid)
-        is_start = previous is not None and group != previous
+        # What is compared differs in one of lane, workload and load.
+        group = (stage.lane, stage.workload, stage.load)
+        is_start = previous is not None and sum(map(ne, group, previous)) > 1
         why = f"{INVALID}: {'; '.join(stage.invalid)}" if stage.invalid else ""
         rows.append(Row(_cells(columns, stage), is_bad, is_start, why))
         previous = group

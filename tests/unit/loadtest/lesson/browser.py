@@ -47,22 +47,27 @@ class Browser:
         self._serial = 0
         self._events: list[dict[str, Any]] = []
 
-    def show(self, page: Path, width_px: int, scheme: str) -> Shown:
-        """Open the page at a width, light or dark, and wait until its pictures are drawn."""
+    def show(self, page: Path, width_px: int, scheme: str, media: str = "screen") -> Shown:
+        """Open the page at a width, light or dark, and wait until its pictures are drawn.
+
+        Args:
+            media: `screen`, or `print` for what would be printed.
+        """
         self._events.clear()
         for domain in ("Page", "Log", "Runtime", "Network"):
             self._call(f"{domain}.enable")
         size = {"width": width_px, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         self._call("Emulation.setDeviceMetricsOverride", **size)
-        self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self._call("Emulation.setEmulatedMedia", media=media, features=features)
         self._call("Page.navigate", url=page.as_uri())
         give_up_at_s = time.monotonic() + LIMIT_S
         count = "document.querySelectorAll('.chart').length"
         drawn = "document.querySelectorAll('.chart svg').length"
-        while not self._value(
+        while not self.value(
             f"document.readyState == 'complete' && document.title != '' && {count} == {drawn}"
         ):
-            assert time.monotonic() < give_up_at_s, self._value("document.body.innerText")
+            assert time.monotonic() < give_up_at_s, self.value("document.body.innerText")
         overflow = "document.documentElement.scrollWidth - window.innerWidth"
         # A wide picture scrolls in its own box, which also is overflow.
         wider = "[...document.querySelectorAll('.chart')].map(box => box.scrollWidth - box.clientWidth)"
@@ -71,7 +76,7 @@ class Browser:
             "text.getBoundingClientRect().right - text.closest('svg').getBoundingClientRect().right))"
         )
         boxes = f"Math.max(0, ...{wider}, ...{cut})"
-        shown = Shown(width_px, self._value(drawn), max(self._value(overflow), self._value(boxes)))
+        shown = Shown(width_px, self.value(drawn), max(self.value(overflow), self.value(boxes)))
         shot = self._call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
         shown.png = base64.b64decode(shot["data"])
         for event in self._events:
@@ -86,7 +91,8 @@ class Browser:
                     shown.requests.append(event["params"]["request"]["url"])
         return shown
 
-    def _value(self, expression: str) -> Any:
+    def value(self, expression: str) -> Any:
+        """What a JavaScript expression gives in the page."""
         return self._call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get(
             "value"
         )

@@ -169,7 +169,7 @@ def test_failures_are_listed_and_their_text_is_not_markup() -> None:
     page = render(summary, draw_all(summary)).partition("<script>")[0]
     assert "<td>upstream_broke</td>" in page
     assert "&lt;b&gt;upstream_broke&lt;/b&gt; in words" in page
-    assert "1 requests did not complete" in page
+    assert "1 request did not complete: 1 upstream_broke." in page
     assert "1 of 2 failed" in json.dumps(draw_all(summary)[-1].spec)
 
 

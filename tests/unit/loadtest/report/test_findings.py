@@ -127,7 +127,7 @@ def test_all_failed() -> None:
         "No request completed, so there are no figures.",
         "Of 12 planned requests 0 completed, 12 failed.",
     )
-    assert "12 requests did not complete; the reasons are listed below." in warnings(made)
+    assert "12 requests did not complete: 12 queue_full." in warnings(made)
 
 
 def test_a_bench_with_an_objective_says_where_each_lane_holds_it() -> None:
@@ -144,6 +144,16 @@ def test_a_bench_with_an_objective_says_where_each_lane_holds_it() -> None:
     )
     assert "it does not hold there: ttft_p95<2s binds" in best
     assert held == "On copy, batched holds it at poisson 1 req/s; not at poisson 4 req/s (ttft_p95<2s)."
+
+
+def test_levels_that_hold_are_listed_once() -> None:
+    stages = [
+        stage(load=ClosedLoop(users), slo=objective(1.0 if users < 8 else 0.5, 1)) for users in (1, 4, 8, 16)
+    ]
+    _, held, *_ = findings(summary(stages, slo=SLO))
+    assert held == (
+        "On copy, batched holds it at concurrency 1, 4; not at concurrency 8 (ttft_p95<2s), 16 (ttft_p95<2s)."
+    )
 
 
 @pytest.mark.parametrize(
@@ -189,7 +199,7 @@ def test_rates_that_a_search_gave_up_are_no_fault() -> None:
     )
     stages = (*made.stages[:-1], replace(made.stages[-1], cut=True, failures=5))
     made = replace(made, stages=stages)
-    assert warnings(made) == ("1 requests did not complete; the reasons are listed below.",)
+    assert warnings(made) == ("1 request did not complete: 1 queue_full.",)
     assert findings(made)[-1] == (
         "Of 120 requests 115 completed, 1 failed and 4 were given up with probes that could not hold any more."
     )

@@ -7,16 +7,16 @@ from rich.console import Console
 
 from loadtest.analysis.run_summary import summarize
 from loadtest.analysis.summary import Agreement, Summary
-from loadtest.offer.load import constant_rate
+from loadtest.offer.load import ClosedLoop, constant_rate
 from loadtest.report.tables import agreement_table, print_tables, tables, wide_console
 from tests.unit.loadtest.runs import whole_run
 from tests.unit.loadtest.summaries import TOO_LATE, capacity, objective, probe, stage, summary, sweep
 
 
-def printed(made: Summary, width: int) -> str:
+def printed(made: Summary, width: int, *, with_all: bool = True) -> str:
     out = io.StringIO()
     console = Console(file=out, width=width, force_terminal=True, color_system=None)
-    print_tables(made, console, with_all=True)
+    print_tables(made, console, with_all=with_all)
     return out.getvalue()
 
 
@@ -109,3 +109,31 @@ def test_disagreement_is_named_with_both_sides() -> None:
     assert every is not None
     assert every.rows[0].cells[3:] == ("completed requests", "40", "40", "0", "agree")
     assert agreement_table(summary([stage()])) is None
+
+
+def test_a_narrow_terminal_folds_no_row_while_a_column_can_go() -> None:
+    made = summary([stage("speculative", ClosedLoop(8), invalid=(TOO_LATE,))])
+    (row,) = [
+        line for line in printed(made, 80, with_all=False).splitlines() if "INVALID speculative" in line
+    ]
+    assert "8 users" in row
+
+
+def test_rows_stand_together_that_differ_in_one_thing() -> None:
+    lanes = [
+        stage(lane, ClosedLoop(users))
+        for users in (1, 4)
+        for lane in ("sequential", "batched", "speculative")
+    ]
+    one_lane = [stage("batched", ClosedLoop(users)) for users in (1, 4, 8)]
+    for stages, starts in ((lanes, [3]), (one_lane, [])):
+        rows = next(each for each in tables(summary(stages)) if each.name == "table").rows
+        assert [index for index, row in enumerate(rows) if row.is_start] == starts
+
+
+def test_a_terminal_is_not_filled_with_notes() -> None:
+    made = summary([stage(load=ClosedLoop(users), invalid=(TOO_LATE,)) for users in range(1, 21)])
+    few = printed(made, 132, with_all=False)
+    assert few.count(TOO_LATE) == 6
+    assert "... and 14 notes more" in few
+    assert printed(made, 132).count(TOO_LATE) == 20
