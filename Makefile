@@ -9,7 +9,7 @@ PROMETHEUS_PORT ?= 9090
 TOOLS := $(CURDIR)/.tandem/tools/usr/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-unit check up down status bench report dashboards prometheus bench-client bench-recording bench-scheduler study-policies crosscheck doctor install clean
+.PHONY: help demo test test-unit check up down status bench report dashboards prometheus bench-client bench-recording bench-scheduler bench-idle study-policies crosscheck doctor install clean
 
 help: ## List the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +65,9 @@ bench-recording: install ## What recording engine steps costs on the running lab
 
 bench-scheduler: install ## How fast the scheduler decides: pure code and running service; ARGS="--limit-s 1"
 	@$(BIN)/python -m serving.benchmarks.scheduler $(ARGS)
+
+bench-idle: install ## What the running lab takes of the processors while nobody uses it; ARGS="--seconds 30"
+	@$(BIN)/python -m serving.benchmarks.idle $(ARGS)
 
 study-policies: install ## Compare the order policies in simulated time; ARGS="--seed 2"
 	@$(BIN)/python -m serving.simulation.study_policies $(ARGS)

@@ -19,7 +19,7 @@ from typing import Any
 
 import aiohttp
 
-from serving.ray_environment import bind_replica_server_to_node  # isort: skip - must come before Ray
+from serving import ray_environment  # isort: skip - must come before Ray
 
 import ray
 from fastapi import FastAPI
@@ -191,7 +191,7 @@ def _tracing(config: LabConfig, role: str, attributes: dict[str, str]) -> Tracin
 def _prepare_process() -> None:
     """What every deployment does first in its process."""
     logging.getLogger("serving").setLevel(logging.INFO)
-    bind_replica_server_to_node()
+    ray_environment.bind_replica_server_to_node()
 
 
 def _ray_targets() -> list[dict[str, Any]]:
@@ -356,6 +356,7 @@ class RayLab:
 
 
 def _start_ray() -> None:
+    ray_environment.start_needed_processes_only()
     ray.init(
         address="local",
         _node_ip_address=LOOPBACK,

@@ -14,10 +14,37 @@ from serving.core.errors import TandemError
 
 PING_S = 5.0
 PING_TIMEOUT_S = 10.0
+TICK_S = 1.0  # a response's date is in whole seconds
 
 
 class QuietServer(uvicorn.Server):
-    """uvicorn on a given socket, without signal handlers: the process belongs to Ray."""
+    """uvicorn on a given socket, without signal handlers: the process belongs to Ray.
+
+    It hears of `should_exit` at once, where uvicorn looks every 0.1 s.
+    """
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        self._told_to_exit = asyncio.Event()
+        super().__init__(config)
+
+    @property
+    def should_exit(self) -> bool:
+        """Whether to stop serving; set it on the server's own event loop."""
+        return self._told_to_exit.is_set()
+
+    @should_exit.setter
+    def should_exit(self, value: bool) -> None:
+        if value:
+            self._told_to_exit.set()
+        else:
+            self._told_to_exit.clear()
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(
+            0
+        ):  # uvicorn makes a new date header in its ticks of 0, 10, 20 and so on
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._told_to_exit.wait(), TICK_S)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

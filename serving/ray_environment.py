@@ -24,6 +24,28 @@ os.environ.setdefault(
 )
 
 
+# What the Ray of one lab on one machine does less often than by Ray's defaults: docs/decisions/0009.
+SELDOM = {
+    # Serve's controller looks at everything in each turn of its loop; 0.1 s by default.
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+    # Serve's own counts, which leave a process every 10 s anyway; 100 ms by default, in each process twice.
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",
+    # The agent beside the raylet: figures of the machine (5 s), and a folder of events that nobody reads (2 s).
+    "REPORTER_UPDATE_INTERVAL_MS": "10000",
+    "SCAN_EVENT_DIR_INTERVAL_SECONDS": "60",
+    # The raylet: objects of other nodes, workers to spare, room on the disk; 0.1, 0.2 and 0.1 s.
+    "RAY_object_manager_timer_freq_ms": "1000",
+    "RAY_kill_idle_workers_interval_ms": "1000",
+    "RAY_local_fs_monitor_interval_ms": "10000",
+}
+
+
+def rest_when_idle() -> None:
+    """Let the Ray that this process starts wake up seldom; before Ray is imported. A variable that is set stays."""
+    for name, value in SELDOM.items():
+        os.environ.setdefault(name, value)
+
+
 def allow_cluster() -> None:
     """Let this process join a cluster of several nodes; before Ray is imported.
 
@@ -50,3 +72,17 @@ def bind_replica_server_to_node() -> None:
         return original(server, address.replace("[::]", ray.util.get_node_ip_address()))
 
     replica.add_port_to_grpc_server = on_node_address
+
+
+def start_needed_processes_only() -> None:
+    """Let the next `ray.init` start no log monitor and no autoscaler's monitor.
+
+    Nobody reads a worker's log through the driver, and there is no node to add. `ray.init` has no switch for them:
+    these are private names of Ray 2.60, and the integration tests look at the processes.
+    """
+    from ray._private.node import Node
+
+    def not_started(self: Any) -> None:
+        pass
+
+    Node.start_log_monitor = Node.start_monitor = not_started

@@ -182,7 +182,9 @@ def _have_model(lab: LabConfig, path: Path) -> None:
 def _ray_lab(address: str | None) -> RayLab:
     from serving import ray_environment
 
-    if address is not None:
+    if address is None:
+        ray_environment.rest_when_idle()
+    else:
         ray_environment.allow_cluster()
     # Only here: importing Ray takes seconds, which no other verb should pay.
     from serving.deployments import RayLab

@@ -13,6 +13,7 @@ from serving.engines.base import EngineTally
 from serving.metrics import names
 
 MEMORY_REFRESH_S = 10.0
+MAX_RESTS = 30  # refreshes left out in a row: others that come and go share pages with an engine that rests
 
 
 class ReplicaCollector(Collector):
@@ -23,15 +24,24 @@ class ReplicaCollector(Collector):
         self._tally = tally
         self._process = psutil.Process()
         self._memory_bytes = 0
+        self._num_steps = 0  # of the engine, when its memory was measured
+        self._num_rests = 0  # looks since then that found no step more
 
     async def refresh_memory(self) -> None:
         """Measure once. In a thread: the kernel walks every page, and streams must not wait for that."""
+        self._num_steps, self._num_rests = self._tally.num_steps, 0
         self._memory_bytes = await asyncio.to_thread(memory_bytes, self._process)
 
     async def keep_memory_fresh(self) -> None:
-        """Measure for ever, every `MEMORY_REFRESH_S`."""
+        """Look for ever, every `MEMORY_REFRESH_S`."""
         while True:
             await asyncio.sleep(MEMORY_REFRESH_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Measure if the engine has worked since it was measured, and else seldom."""
+        self._num_rests += 1
+        if self._tally.num_steps != self._num_steps or self._num_rests > MAX_RESTS:
             await self.refresh_memory()
 
     def collect(self) -> Iterator[Metric]:

@@ -11,7 +11,7 @@ import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -64,6 +64,15 @@ class _Gateway:
     requests: set[str]
 
 
+@dataclass(eq=False)
+class _Replica:
+    """A connected replica, and the last that it was told."""
+
+    hello: ReplicaHello
+    outbox: asyncio.Queue[ReplicaUpdate] = field(default_factory=asyncio.Queue)
+    told: ReplicaUpdate | None = None
+
+
 class SchedulerService:
     """Holds the core, the connections, and who asked for what."""
 
@@ -80,8 +89,7 @@ class SchedulerService:
         self._core = SchedulerCore(config, settled_at_s=clock() + settle_s)
         self._gateways: set[_Gateway] = set()
         self._owner_of: dict[str, _Gateway] = {}
-        self._replicas: dict[str, ReplicaHello] = {}
-        self._replica_outboxes: dict[str, asyncio.Queue[ReplicaUpdate]] = {}
+        self._replicas: dict[str, _Replica] = {}
         self._has_grace = True
         self._faults = QuietLog(logger)
         self.metrics = SchedulerMetrics(self._core, config, lanes, clock)
@@ -139,13 +147,11 @@ class SchedulerService:
 
     async def _serve_replica(self, socket: WebSocket, hello: ReplicaHello) -> None:
         info = hello.info
-        self._replicas[info.replica_id] = hello
-        outbox: asyncio.Queue[ReplicaUpdate] = asyncio.Queue()
-        self._replica_outboxes[info.replica_id] = outbox
+        replica = self._replicas[info.replica_id] = _Replica(hello)
         self._core.replica_ready(info)
         logger.info("replica %s of lane %s is ready at %s", info.replica_id, info.lane, info.url)
         self._dispatch()
-        writer = asyncio.create_task(self._write(socket, outbox))
+        writer = asyncio.create_task(self._write(socket, replica.outbox))
         try:
             while True:
                 message = decode_to_scheduler(await socket.receive_text())
@@ -155,9 +161,9 @@ class SchedulerService:
         finally:
             writer.cancel()
             # A replica that reconnected is announced by its new connection; the end of the old one says nothing.
-            if self._replicas.get(info.replica_id) is hello:
+            if self._replicas.get(info.replica_id) is replica:
                 logger.warning("replica %s of lane %s is gone", info.replica_id, info.lane)
-                del self._replicas[info.replica_id], self._replica_outboxes[info.replica_id]
+                del self._replicas[info.replica_id]
                 self._core.replica_gone(info.replica_id)
 
     def _forget(self, gateway: _Gateway) -> None:
@@ -238,9 +244,13 @@ class SchedulerService:
             self._update_replicas()
 
     def _update_replicas(self) -> None:
+        """Tell each replica what it does not know yet."""
         demands = self._core.demand_tokens()
-        for replica_id, outbox in self._replica_outboxes.items():
-            outbox.put_nowait(ReplicaUpdate(demands.get(replica_id, 0), self._has_grace))
+        for replica_id, replica in self._replicas.items():
+            update = ReplicaUpdate(demands.get(replica_id, 0), self._has_grace)
+            if update != replica.told:
+                replica.told = update
+                replica.outbox.put_nowait(update)
 
     async def drain(self) -> bool:
         """Take no new requests and wait until those that run or wait have ended; False when some were left."""
@@ -341,7 +351,7 @@ class SchedulerService:
                 "dtype": hello.engine.dtype,
                 "device": hello.engine.device,
             }
-            for hello in self._replicas.values()
+            for hello in (replica.hello for replica in self._replicas.values())
         ]
 
     def targets(self, own_address: str) -> list[dict[str, Any]]:
@@ -359,7 +369,7 @@ class SchedulerService:
                 "targets": [hello.info.url.removeprefix("http://")],
                 "labels": {"role": "replica", "lane": hello.info.lane, "replica": hello.info.replica_id},
             }
-            for hello in self._replicas.values()
+            for hello in (replica.hello for replica in self._replicas.values())
         ]
         return targets
 

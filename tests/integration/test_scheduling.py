@@ -11,7 +11,9 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from serving.benchmarks.idle import title
 from serving.metrics.names import METRICS
+from serving.ray_environment import SELDOM
 from tests.running_lab import LOOPBACK, RunningLab, wait_until
 
 
@@ -87,6 +89,21 @@ def test_every_process_is_found_and_exports_its_metrics_with_labels(lab: Running
 
 def test_nothing_listens_beyond_the_loopback(lab: RunningLab) -> None:
     assert lab.listening_addresses() <= LOOPBACK
+
+
+def test_ray_starts_what_a_lab_needs_and_lets_it_rest(lab: RunningLab) -> None:
+    processes = {title(one.cmdline(), one.name()): one for one in lab.processes()}
+    ours = {name for name in processes if name == "serving" or name.startswith("ray::ServeReplica:tandem:")}
+    assert processes.keys() - ours - {"ray::IDLE"} == {
+        "gcs_server",
+        "raylet",
+        "dashboard/dashboard.py",  # without a dashboard; the agent would ask for it each second, and log that
+        "ray::DashboardAgent",  # it exports Ray's metrics
+        "ray::RuntimeEnvAgent",
+        "ray::ServeController",
+        "ray::ProxyActor",
+    }
+    assert processes["ray::ServeController"].environ().items() >= SELDOM.items()
 
 
 def test_a_replica_that_dies_mid_stream_ends_the_stream_with_an_error_and_is_replaced(

@@ -43,8 +43,10 @@ class Clock:
     """A clock that stands still until a test moves it."""
 
     now_s: float = 1000.0
+    num_reads: int = 0
 
     def __call__(self) -> float:
+        self.num_reads += 1
         return self.now_s
 
 

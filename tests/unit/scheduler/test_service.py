@@ -527,6 +527,22 @@ async def test_a_replica_hears_what_is_booked_on_it_and_what_waits_for_it() -> N
         await gateway.say(release("runs"))
 
 
+@pytest.mark.usefixtures("ticking")
+async def test_a_replica_is_not_told_what_it_knows() -> None:
+    async with (
+        control_plane() as plane,
+        plane.replica("s", "sequential") as replica,
+        plane.gateway("g") as gateway,
+    ):
+        assert await hear_update(replica) == ReplicaUpdate(0, has_grace=True)
+        num_reads = plane.clock.num_reads
+        await until(lambda: plane.clock.num_reads > num_reads + 10)  # each tick reads it at least once
+        await gateway.submit("runs", "sequential")
+        assert await hear_update(replica) == ReplicaUpdate(10, has_grace=True)
+        await gateway.say(release("runs"))
+        assert await hear_update(replica) == ReplicaUpdate(0, has_grace=True)
+
+
 async def test_a_replica_that_reconnects_outlives_its_old_connection() -> None:
     async with control_plane() as plane:
         async with plane.replica("r1", url="http://127.0.0.1:5") as old, plane.replica("r1") as new:
