@@ -15,7 +15,9 @@ from serving.gateway.scheduling_headers import read_wishes
 
 MAX_INT = 2**63 - 1
 DEFAULT_COMPLETION_TOKENS = 16  # what the API gives `/v1/completions` when the request names no limit
-MAX_CHOICES = 128  # of `n` when load is booked; what an engine accepts is its own affair
+MAX_CHOICES = (
+    128  # of `n` and a list of prompts when load is booked; what an engine accepts is its own affair
+)
 PLAIN_ONLY_OPTIONS = ("min_p", "logit_bias")  # refused by vLLM when speculation is on
 
 
@@ -110,10 +112,17 @@ def _lane(model: Any, config: LabConfig) -> str | None:
 
 def _max_output_tokens(body: dict[str, Any], prompt_tokens: int, is_chat: bool, config: LabConfig) -> int:
     """The most tokens the answer may hold, at least 1. A wrong type counts as not given: the engine refuses it."""
-    room = max(1, config.model.max_model_len - prompt_tokens)
+    num_prompts = 1 if is_chat else _num_prompts(body.get("prompt"))
+    room = max(1, config.model.max_model_len - prompt_tokens // num_prompts)
     default = room if is_chat else DEFAULT_COMPLETION_TOKENS
     asked = _count(body.get("max_completion_tokens") or body.get("max_tokens")) or default
-    return min(asked, room) * min(_count(body.get("n")) or 1, MAX_CHOICES)
+    return min(asked, room) * min(num_prompts * (_count(body.get("n")) or 1), MAX_CHOICES)
+
+
+def _num_prompts(prompt: Any) -> int:
+    """Each of a list of texts, or of lists of token ids, is answered by itself; a list of token ids is one."""
+    is_several = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], (str, list))
+    return len(prompt) if is_several else 1
 
 
 def _brief(value: Any) -> str:
