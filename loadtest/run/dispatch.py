@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from gevent.event import Event
 from gevent.pool import Group
@@ -10,6 +11,8 @@ from gevent.pool import Group
 from loadtest.client.record import ClientReason
 from loadtest.client.sse_client import StreamingClient
 from loadtest.offer.load import Arrival
+
+_T = TypeVar("_T")
 
 
 class Connections:
@@ -50,27 +53,28 @@ class Connections:
 
 
 def keep_schedule(
-    arrivals: Iterable[tuple[int, Arrival]],
+    arrivals: Iterable[tuple[_T, Arrival]],
     started_at_s: float,
     clock: Callable[[], float],
     stopped: Event,
-    serve: Callable[[int, float, Arrival], None],
+    serve: Callable[[_T, float, Arrival], None],
 ) -> None:
-    """Call `serve(number, due_at_s, arrival)` for each arrival in a greenlet of its own, and wait until all ended.
+    """Call `serve(what, due_at_s, arrival)` for each arrival in a greenlet of its own, and wait until all ended.
 
     The schedule is absolute: a greenlet that starts late moves none after it.
 
     Args:
-        arrivals: each with its number.
+        arrivals: each with what to serve. The next one is taken before its instant is waited for: what it takes to
+            make it makes no request late that is further away than that.
         started_at_s: when the schedule's 0 was or is, by `clock`.
         stopped: no more greenlets are started once it is set.
     """
     requests = Group()
-    for number, arrival in arrivals:
+    for what, arrival in arrivals:
         due_at_s = started_at_s + arrival.at_s
         while (left_s := due_at_s - clock()) > 0 and not stopped.is_set():
             stopped.wait(left_s)
         if stopped.is_set():
             break
-        requests.spawn(serve, number, due_at_s, arrival)
+        requests.spawn(serve, what, due_at_s, arrival)
     requests.join(raise_error=True)
