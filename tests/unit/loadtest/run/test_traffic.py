@@ -285,7 +285,7 @@ def test_a_request_is_made_before_it_is_due() -> None:
             made_at_s.append(clock.now_s)
             yield name, Arrival(at_s)
 
-    keep_schedule(requests(), 0.0, lambda: clock.now_s, clock, lambda *what: served.append(what))  # type: ignore[arg-type]
+    keep_schedule(requests(), 0.0, lambda: clock.now_s, clock, lambda *what: served.append(what))
     assert made_at_s == [0.0, 1.0]
     assert served == [("a", 1.0, Arrival(1.0)), ("b", 3.0, Arrival(3.0))]
 
