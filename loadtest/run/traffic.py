@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from gevent.event import Event
 
@@ -215,7 +215,7 @@ class OpenTraffic(Traffic):
         """Keep the schedule, then wait for the answers that are still under way."""
         clock = self._sender.clock
         try:
-            keep_schedule(self._made_requests(), clock(), clock, self._stopped, self._serve)
+            keep_schedule(enumerate(self.arrivals), clock(), clock, self._stopped, self._make, self._serve)
         finally:
             self._connections.close()
             self.done.set()
@@ -230,11 +230,10 @@ class OpenTraffic(Traffic):
     def share(self, elapsed_s: float) -> float:
         return min(1.0, elapsed_s / self.plan.estimated_s) if self.plan.estimated_s else 1.0
 
-    def _made_requests(self) -> Iterator[tuple[MadeRequest, Arrival]]:
-        for offset, arrival in enumerate(self.arrivals):
-            yield self._sender.request(self.plan, offset, arrival), arrival
+    def _make(self, offset: int, arrival: Arrival) -> MadeRequest:
+        return self._sender.request(self.plan, offset, arrival)
 
-    def _serve(self, request: MadeRequest, due_at_s: float, _: Arrival) -> None:
+    def _serve(self, request: MadeRequest, due_at_s: float) -> None:
         if len(self.in_flight) >= self._max_in_flight:
             detail = f"{len(self.in_flight)} requests in flight (max_in_flight={self._max_in_flight})"
             self.stop(ClientReason.STAGE_HOPELESS, detail)
