@@ -191,7 +191,8 @@ class Run:
         """One request of a closed loop; False when the test has been stopped."""
         if self._stopped.is_set():
             return False
-        self._ask(client, next(self._numbers), time.perf_counter())
+        made = self._make(next(self._numbers))
+        self._ask(client, *made, time.perf_counter())
         return True
 
     def share_of_schedule(self, share: Share) -> tuple[tuple[tuple[int, Arrival], ...], float]:
@@ -203,22 +204,20 @@ class Run:
     def keep_schedule(self, mine: tuple[tuple[int, Arrival], ...], began_at_s: float) -> bool:
         """Send each arrival as soon as it is due, and wait for the answers; False when the test was stopped."""
         try:
-            keep_schedule(mine, began_at_s, time.perf_counter, self._stopped, self._serve)
+            keep_schedule(mine, began_at_s, time.perf_counter, self._stopped, self._make, self._serve)
         finally:
             self._all_answered.set()
         self._connections.close()
         return not self._stopped.is_set()
 
-    def _serve(self, number: int, due_at_s: float, arrival: Arrival) -> None:
+    def _serve(self, made: tuple[RequestLabel, dict[str, Any]], due_at_s: float) -> None:
         client = self._connections.take()
         try:
-            self._ask(client, number, due_at_s, arrival)
+            self._ask(client, *made, due_at_s)
         finally:
             self._connections.give_back(client)
 
-    def _ask(
-        self, client: StreamingClient, number: int, due_at_s: float, arrival: Arrival | None = None
-    ) -> None:
+    def _make(self, number: int, arrival: Arrival | None = None) -> tuple[RequestLabel, dict[str, Any]]:
         options, server = self._options, self._server
         body = self._workload.body(
             model=server.model_for(options.lane),
@@ -228,6 +227,12 @@ class Run:
             dialect=server.dialect,
         )
         label = RequestLabel(f"locust-{uuid.uuid4().hex}", options.lane, options.workload, "locust", number)
+        return label, body
+
+    def _ask(
+        self, client: StreamingClient, label: RequestLabel, body: dict[str, Any], due_at_s: float
+    ) -> None:
+        options, server = self._options, self._server
         self.num_dispatched += 1
         try:
             record = client.send(label, body, scheduled_at_s=due_at_s)

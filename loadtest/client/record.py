@@ -69,7 +69,7 @@ class RequestRecord:
     """A finished request. Instants are seconds since the start of the run, on one monotonic clock.
 
     Attributes:
-        scheduled_at_s: when the request was due; in a closed loop, when its user was free to send it.
+        scheduled_at_s: when the request was due; in a closed loop, when its user was free and had it ready.
         dispatched_at_s: when the load tool began on it, before it had a connection.
         sent_at_s: when its first byte was handed to an open connection.
         first_byte_at_s: when the status line and headers were there.

@@ -1,75 +1,70 @@
 """`make crosscheck`: this load tool and three others against an engine that stamps what it sends.
 
-Exit codes: 0 each of our figures is within tolerance of what was sent, 1 not so, 2 wrong usage.
+Exit codes: 0 in each case our figures are as close as they must be or our run says that it is INVALID, 1 not so,
+2 wrong usage.
 """
 
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
-from loadtest.crosscheck.figures import QUANTITIES
-from loadtest.crosscheck.run import Measured, NotMeasured, OfferedStreams, Profile, measure
-from loadtest.crosscheck.table import closest, figures_table, names_table, outside_tolerance
-from loadtest.crosscheck.tools import tools
+from loadtest.crosscheck.cases import CASES, Case, Profile
+from loadtest.crosscheck.run import Measured, NotMeasured, measure
+from loadtest.crosscheck.table import engine_table, faults, figures_table, names_table, verdict
+from loadtest.crosscheck.tools import Tool, tools
 from serving import model_store
 from serving.core.errors import ConfigError
 from serving.core.exit_codes import ExitCode
 
-PROFILES = (Profile(tokens_per_chunk=1), Profile(tokens_per_chunk=4))
-MAX_REQUESTS = 500  # the engine remembers the last 512 streams
 TOOL_NAMES = [tool.name for tool in tools()]
+CASE_NAMES = [case.name for case in CASES]
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
-@click.option("--rate", type=click.FloatRange(0.1, 100), default=4, help="Requests/s, Poisson.")
 @click.option(
-    "--requests", type=click.IntRange(2, MAX_REQUESTS), default=80, help="Of each tool, per profile."
+    "--case", "cases", multiple=True, type=click.Choice(CASE_NAMES), help="Only this; may be repeated."
 )
-@click.option("--output-tokens", type=click.IntRange(2, 4096), default=64)
-@click.option("--prompt-tokens", type=click.IntRange(1, 4096), default=64)
 @click.option("--seed", type=click.IntRange(0), default=1)
 @click.option("--tool", "chosen", multiple=True, type=click.Choice(TOOL_NAMES), help="Only these, and ours.")
-def main(
-    rate: float, requests: int, output_tokens: int, prompt_tokens: int, seed: int, chosen: tuple[str, ...]
-) -> None:
+def main(cases: tuple[str, ...], seed: int, chosen: tuple[str, ...]) -> None:
     """Measure one simulated engine with several load tools, each next to what was really sent."""
     try:
         tokenizer = model_store.resolve("auto")
     except ConfigError as error:
         raise click.UsageError(f"the tools need the default model's tokenizer: {error}") from None
-    offered = OfferedStreams(rate, requests, output_tokens, prompt_tokens, seed)
-    faults: list[str] = []
-    for profile in PROFILES:
-        results: list[Measured | NotMeasured] = []
-        for tool in tools():
-            if not chosen or tool.name in (*chosen, TOOL_NAMES[0]):
-                click.echo(f"{profile.title}: {tool.name}", err=True)
-                results.append(measure(tool, profile, offered, tokenizer))
-        click.echo(
-            f"\n{profile.title}; {requests} requests of {output_tokens} tokens, Poisson {rate:g} requests/s, "
-            f"seed {seed}\n\n{figures_table(results)}\n\n{names_table(results)}\n"
-        )
-        faults += _faults(profile, results)
-    click.echo(
-        "\n".join(faults)
-        or "tandem: each figure is within tolerance of what was sent, and the closest or a tie"
-    )
-    sys.exit(ExitCode.FAILED if any(": outside tolerance: " in fault for fault in faults) else ExitCode.OK)
+    used = [tool for tool in tools() if not chosen or tool.name in (*chosen, TOOL_NAMES[0])]
+    todo = [(case, profile) for case in CASES if not cases or case.name in cases for profile in case.profiles]
+    verdicts, against = [], []
+    for number, (case, profile) in enumerate(todo, start=1):
+        title = case.title(profile, seed)
+        results = _measure_all(used, case, profile, seed, tokenizer, f"{number} of {len(todo)}")
+        click.echo(f"\n{title}:\n\n{figures_table(results)}\n\n{engine_table(results)}\n")
+        click.echo(f"{names_table(results)}\n\n{verdict(results)}\n")
+        verdicts.append(f"{case.name}, {profile.title}: {verdict(results)}")
+        against += [f"{case.name}, {profile.title}: {fault}" for fault in faults(case, results)]
+    click.echo("\n".join(verdicts + against))
+    sys.exit(ExitCode.FAILED if against else ExitCode.OK)
 
 
-def _faults(profile: Profile, results: list[Measured | NotMeasured]) -> list[str]:
-    """What is to be said against our own figures."""
-    ours = results[0]
-    if isinstance(ours, NotMeasured):
-        return [f"{profile.title}: outside tolerance: tandem not measured, {ours.reason}"]
-    measured = [result for result in results if isinstance(result, Measured)]
-    beaten = [quantity for quantity in QUANTITIES if ours.tool not in closest(measured, quantity)]
-    return [
-        *(f"{profile.title}: outside tolerance: {fault}" for fault in outside_tolerance(ours)),
-        *(f"{profile.title}: another tool is closer: {quantity}" for quantity in beaten),
-    ]
+def _measure_all(
+    used: Sequence[Tool], case: Case, profile: Profile, seed: int, tokenizer: Path, place: str
+) -> list[Measured | NotMeasured]:
+    """One tool after another, with a line for each that begins and ends."""
+    results = []
+    for tool in used:
+        where = f"{place}: {case.name}, {profile.title}: {tool.name}"
+        click.echo(where, err=True)
+        began_s = time.monotonic()
+        results.append(measure(tool, case, profile, seed, tokenizer))
+        result, took_s = results[-1], time.monotonic() - began_s
+        end = "measured" if isinstance(result, Measured) else f"not measured: {result.reason}"
+        click.echo(f"{where}: {end}, {took_s:.0f} s", err=True)
+    return results
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from loadtest.client.record import RequestRecord
@@ -48,13 +48,17 @@ def tolerance(quantity: str, true: float) -> float:
     return max(TTFT_TOLERANCE_MS, share) if quantity.startswith("ttft") else share
 
 
-def tie(quantity: str, true: float) -> float:
+def tie(quantity: str, true: float, resolution_ms: float = 0.0) -> float:
     """How far apart two errors may be and count as equal.
 
     2 ms for TTFT: a request takes a millisecond or two from due to received, which is real and no part of what the
-    engine can stamp.
+    engine can stamp. A percentile of instants is known no better than the instants are.
+
+    Args:
+        resolution_ms: of the truth, as `resolution_ms` gives it.
     """
-    return TTFT_TIE_MS if quantity.startswith("ttft") else TIE_SHARE * true
+    apart = TTFT_TIE_MS if quantity.startswith("ttft") else TIE_SHARE * true
+    return max(apart, resolution_ms) if quantity.endswith(("_p50_ms", "_p95_ms")) else apart
 
 
 def from_sent(streams: Sequence[Mapping[str, Any]]) -> Figures:
@@ -80,9 +84,31 @@ def from_sent(streams: Sequence[Mapping[str, Any]]) -> Figures:
         written_ns = sum(at_ns[-1] - at_ns[0] for at_ns in by_choice.values())
         tpot_ms.append(written_ns / NS_PER_MS / (count - len(by_choice)))
         gaps_ms += [(b - a) / NS_PER_MS for at_ns in by_choice.values() for a, b in pairwise(at_ns)]
-    begun_ns = min(stream["received_monotonic_ns"] for stream in streams)
-    lasted_s = (max(stream["done"]["sent_monotonic_ns"] for stream in streams) - begun_ns) / 1e9
-    return _figures(ttft_ms, tpot_ms, gaps_ms, tokens, lasted_s)
+    return _figures(ttft_ms, tpot_ms, gaps_ms, tokens, lasted_s(streams))
+
+
+def lasted_s(streams: Sequence[Mapping[str, Any]]) -> float:
+    """From the first request to the last answer's end."""
+    begun_ns: int = min(stream["received_monotonic_ns"] for stream in streams)
+    ended_ns: int = max(stream["done"]["sent_monotonic_ns"] for stream in streams)
+    return (ended_ns - begun_ns) / 1e9
+
+
+def most_at_once(streams: Sequence[Mapping[str, Any]]) -> int:
+    """The most streams that were open at one instant."""
+    begun = [(stream["received_monotonic_ns"], 1) for stream in streams]
+    ended = [(stream["done"]["sent_monotonic_ns"], -1) for stream in streams]
+    return max(accumulate(change for _, change in sorted(begun + ended)))
+
+
+def resolution_ms(streams: Sequence[Mapping[str, Any]]) -> float:
+    """How well the truth is known: p95 of what a write took, for its bytes left at some instant of that time."""
+    took_ms = [
+        (chunk["written_monotonic_ns"] - chunk["sent_monotonic_ns"]) / NS_PER_MS
+        for stream in streams
+        for chunk in stream["chunks"]
+    ]
+    return latency.percentile(took_ms, 95) or 0.0
 
 
 def arrivals_per_s(streams: Sequence[Mapping[str, Any]]) -> float:

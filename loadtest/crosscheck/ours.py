@@ -1,54 +1,70 @@
-"""Our client on a Poisson schedule, in a process of its own.
+"""Our client, in a process of its own: one Poisson stage of `tandem bench`, from its ceiling to its judgement.
 
-`python -m loadtest.crosscheck.ours URL RATE REQUESTS TOKENS SEED` prints a record per request, as JSON.
+`python -m loadtest.crosscheck.ours RUN_DIR URL RATE REQUESTS PROMPT_TOKENS OUTPUT_TOKENS SEED TOKENIZER` leaves
+the files of a run in RUN_DIR. It differs from a run on a lab in what a bare engine has not: no `/lab` that says
+what it is, no gateway whose counts could be compared with the client's.
 """
 
-# ruff: noqa: E402  (gevent patches what the modules below import)
-from gevent import monkey
+# Before all others: it imports Locust, which patches what the modules below import.
+from loadtest.bench import job  # isort: skip
 
-monkey.patch_all()
-
-import random
 import sys
-import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
-import gevent
+from loadtest.bench.job import Job
+from loadtest.bench.stage import run_stages
+from loadtest.crosscheck.tools import SERVED_NAME
+from loadtest.offer.load import constant_rate
+from loadtest.run.plan import Plan, StagePlan
+from serving.core.lane import Strategy
 
-from loadtest.client.record import RequestLabel, RequestRecord, to_row
-from loadtest.client.sse_client import ClientSettings, StreamingClient
-
-PROMPT = "Tell a story of a lighthouse keeper, in plain words. " * 6
-LEAD_S = 0.5  # so that the first request is not late because of this process's own start
+MODEL, LANE = SERVED_NAME.split(":")
+WORKLOAD = "story"
+SPARE = 2.0  # the schedule is so much longer than its requests should take: it must hold them all
 
 
-def send(url: str, idle: list[StreamingClient], number: int, due_at_s: float, tokens: int) -> RequestRecord:
-    """One request when it is due, on an idle connection if there is one."""
-    gevent.sleep(max(0.0, due_at_s - time.monotonic()))
-    body = {
-        "model": "simulated",
-        "messages": [{"role": "user", "content": PROMPT}],
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "max_tokens": tokens,
-        "ignore_eos": True,
+def make_plan(
+    url: str,
+    rate_per_s: float,
+    requests: int,
+    prompt_tokens: int,
+    output_tokens: int,
+    seed: int,
+    tokenizer: str,
+) -> Plan:
+    """The first `requests` of a Poisson schedule."""
+    load = constant_rate(rate_per_s, SPARE * requests / rate_per_s + SPARE)
+    return Plan(
+        base_url=url,
+        model=MODEL,
+        stages=(StagePlan(LANE, WORKLOAD, load, requests),),
+        name="crosscheck",
+        seed=seed,
+        output_tokens=output_tokens,
+        prompt_tokens=prompt_tokens,
+        tokenizer=tokenizer,
+    )
+
+
+def main(plan: Plan, directory: Path) -> None:
+    directory.mkdir()
+    description: dict[str, Any] = {
+        "config": {"lanes": [{"name": LANE, "strategy": Strategy.BATCHED}]},
+        "model": {"name": MODEL, "path": MODEL, "dtype": "none", "device": "none"},
+        "replicas": [],
     }
-    label = RequestLabel(f"crosscheck-{number}", "simulated", "crosscheck", "crosscheck", number)
-    client = idle.pop() if idle else StreamingClient(ClientSettings(url), time.monotonic)
-    record = client.send(label, body, due_at_s)
-    idle.append(client)
-    return record
-
-
-def main(url: str, rate_per_s: float, requests: int, tokens: int, seed: int) -> None:
-    rng = random.Random(seed)
-    due_at_s = time.monotonic() + LEAD_S
-    sent, idle = [], list[StreamingClient]()
-    for number in range(requests):
-        sent.append(gevent.spawn(send, url, idle, number, due_at_s, tokens))
-        due_at_s += rng.expovariate(rate_per_s)
-    gevent.joinall(sent, raise_error=True)
-    sys.stdout.writelines(to_row(sending.value) + "\n" for sending in sent)
+    info = job.first_info(plan, directory, datetime.now(UTC), description)
+    with job.running(Job(plan, directory, info), with_ceiling=True) as going:
+        going.bench.warm_up_s[LANE] = 0.0  # no warm-up: the engine's first request is each tool's first
+        for measured in run_stages(going.bench, plan.stages):
+            going.keep(measured.stage)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]))
+    where, url, rate, requests, prompt, output, seed, tokenizer = sys.argv[1:]
+    main(
+        make_plan(url, float(rate), int(requests), int(prompt), int(output), int(seed), tokenizer),
+        Path(where),
+    )

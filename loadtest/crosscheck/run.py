@@ -1,4 +1,4 @@
-"""Runs one tool against a simulated engine of its own."""
+"""Runs one tool on one case, against a simulated engine of its own."""
 
 from __future__ import annotations
 
@@ -6,56 +6,55 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.crosscheck.figures import Figures, arrivals_per_s, from_sent
-from loadtest.crosscheck.tools import Named, Tool, ToolRun
+import psutil
+
+from loadtest.crosscheck.cases import Case, Profile
+from loadtest.crosscheck.engine import busy_processes, running_engine
+from loadtest.crosscheck.figures import (
+    Figures,
+    arrivals_per_s,
+    from_sent,
+    lasted_s,
+    most_at_once,
+    resolution_ms,
+)
+from loadtest.crosscheck.tools import Report, Tool, ToolRun
 from serving.core.engine_paths import SENT_PATH
 from serving.core.http_get import GetError, get
 
-TOOL_LIMIT_S = 120
-STOP_LIMIT_S = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """What the engine does; 64 tokens then take 2.8 s at one token a chunk, 0.9 s at four."""
-
-    tokens_per_chunk: int
-    ttft_ms: float = 300
-    step_ms: float = 40
-
-    @property
-    def title(self) -> str:
-        unit = "token" if self.tokens_per_chunk == 1 else "tokens"
-        return f"TTFT {self.ttft_ms:g} ms, {self.tokens_per_chunk} {unit} each {self.step_ms:g} ms"
-
-
-@dataclass(frozen=True, slots=True)
-class OfferedStreams:
-    """Poisson arrivals; each tool draws its own from the seed."""
-
-    rate_per_s: float
-    requests: int
-    output_tokens: int
-    prompt_tokens: int
-    seed: int
+TOOL_LIMIT_S = 90.0
+BUSY_MARGIN_S = 30.0  # beyond the tool's limit
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A tool's report next to what the engine sent it, and the rate at which its requests came in."""
+    """A tool's report next to what the engine sent it.
+
+    Attributes:
+        arrivals_per_s: the rate at which its requests came in.
+        most_at_once: streams open at one instant.
+        resolution_ms: how well the truth is known.
+        engine_share: processor time of the engine / time from the first request to the last answer's end.
+        is_engine_first: the engine went before all others.
+    """
 
     tool: str
     version: str
-    reported: Figures
+    report: Report
     sent: Figures
     arrivals_per_s: float
-    named: Named
+    most_at_once: int = 0
+    resolution_ms: float = 0.0
+    engine_share: float = 0.0
+    is_engine_first: bool = True
+
+    @property
+    def reported(self) -> Figures:
+        return self.report.figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,45 +65,84 @@ class NotMeasured:
     reason: str
 
 
-def measure(tool: Tool, profile: Profile, offered: OfferedStreams, tokenizer: Path) -> Measured | NotMeasured:
+def measure(tool: Tool, case: Case, profile: Profile, seed: int, tokenizer: Path) -> Measured | NotMeasured:
     """Run the tool against a fresh engine. Whatever is wrong with the tool ends in the answer, not here."""
     if not tool.python.exists():
         return NotMeasured(tool.name, f"not installed: no {tool.python.name} of its own (make crosscheck)")
-    with tempfile.TemporaryDirectory(prefix="tandem-crosscheck-") as name, _engine(profile) as url:
+    with tempfile.TemporaryDirectory(prefix="tandem-crosscheck-") as name, running_engine(profile) as engine:
         scratch = Path(name)
         tool_run = ToolRun(
-            url=url,
-            rate_per_s=offered.rate_per_s,
-            requests=offered.requests,
-            output_tokens=offered.output_tokens,
-            prompt_tokens=offered.prompt_tokens,
-            seed=offered.seed,
+            url=engine.url,
+            rate_per_s=case.rate_per_s,
+            requests=case.requests,
+            output_tokens=case.output_tokens,
+            prompt_tokens=case.prompt_tokens,
+            seed=seed,
             tokenizer=tokenizer,
             scratch=scratch,
         )
+        engine_before_s = engine.processor_s()
         try:
-            done = subprocess.run(
-                [tool.python, *tool.command(tool_run)],
-                env=_environment(scratch),
-                capture_output=True,
-                text=True,
-                timeout=TOOL_LIMIT_S,
-                check=True,
-            )
-            reported, named = tool.read(scratch, done.stdout)
-            streams = json.loads(get(url + SENT_PATH))
+            with busy_processes(case.busy_processes, TOOL_LIMIT_S + BUSY_MARGIN_S):
+                run_bounded([str(tool.python), *tool.command(tool_run)], _environment(scratch), TOOL_LIMIT_S)
+            engine_s = engine.processor_s() - engine_before_s
+            report = tool.read(scratch)
+            streams = json.loads(get(engine.url + SENT_PATH))
             sent = from_sent(streams)
-        except subprocess.TimeoutExpired:
-            return NotMeasured(tool.name, f"did not end within {TOOL_LIMIT_S} s")
+        except subprocess.TimeoutExpired as error:
+            return NotMeasured(tool.name, f"did not end within {error.timeout:g} s")
         except subprocess.CalledProcessError as error:
             lines = (error.stderr or error.stdout).strip().splitlines() or ["no output"]
             return NotMeasured(tool.name, f"exit code {error.returncode}: {lines[-1]}")
         except (GetError, OSError, ValueError, KeyError, TypeError) as error:
             return NotMeasured(tool.name, f"its results cannot be read: {error!r}")
-    if reported.requests != offered.requests or sent.requests != offered.requests:
-        reason = f"reported {reported.requests} requests, was sent {sent.requests}, of {offered.requests}"
+    if not report.figures.requests == sent.requests == case.requests:
+        reason = f"reported {report.figures.requests} requests, was sent {sent.requests}, of {case.requests}"
         return NotMeasured(tool.name, reason)
-    return Measured(tool.name, _version(tool), reported, sent, arrivals_per_s(streams), named)
+    return Measured(
+        tool=tool.name,
+        version=_version(tool),
+        report=report,
+        sent=sent,
+        arrivals_per_s=arrivals_per_s(streams),
+        most_at_once=most_at_once(streams),
+        resolution_ms=resolution_ms(streams),
+        engine_share=engine_s / lasted_s(streams),
+        is_engine_first=engine.is_first,
+    )
+
+
+def run_bounded(command: list[str], environment: dict[str, str], limit_s: float) -> None:
+    """Run a program in a session of its own, as from a terminal of its own, and end all that it started.
+
+    Raises:
+        subprocess.TimeoutExpired: it did not end in time.
+        subprocess.CalledProcessError: it ended with another exit code than 0.
+    """
+    with subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=limit_s)
+        finally:
+            _kill_all(process)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command, stdout, stderr)
+
+
+def _kill_all(process: subprocess.Popen[str]) -> None:
+    """A program that did not end, and what it started: its children hold its output open else."""
+    if process.poll() is not None:
+        return
+    parent = psutil.Process(process.pid)
+    for each in (*parent.children(recursive=True), parent):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
 
 
 def _environment(scratch: Path) -> dict[str, str]:
@@ -117,24 +155,6 @@ def _environment(scratch: Path) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "GUIDELLM__MAX_WORKER_PROCESSES": "1",
     }
-
-
-@contextlib.contextmanager
-def _engine(profile: Profile) -> Iterator[str]:
-    """A simulated engine in a process of its own; its URL."""
-    command = [sys.executable, "-m", "serving.engines.simulated.server"]
-    command += ["--ttft-ms", str(profile.ttft_ms), "--step-ms", str(profile.step_ms)]
-    command += ["--tokens-per-chunk", str(profile.tokens_per_chunk)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            url = process.stdout.readline().strip()
-            if not url:
-                raise RuntimeError("the simulated engine did not start; its error is above")
-            yield url
-        finally:
-            process.terminate()
-            process.wait(STOP_LIMIT_S)
 
 
 def _version(tool: Tool) -> str:

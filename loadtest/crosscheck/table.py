@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from loadtest.crosscheck.cases import Case
 from loadtest.crosscheck.figures import QUANTITIES, tie, tolerance
 from loadtest.crosscheck.run import Measured, NotMeasured
 
@@ -37,7 +38,7 @@ def closest(results: Sequence[Measured], quantity: str) -> set[str]:
         result.tool
         for result in results
         if result.tool in errors
-        and errors[result.tool] <= best + tie(quantity, getattr(result.sent, quantity))
+        and errors[result.tool] <= best + tie(quantity, getattr(result.sent, quantity), result.resolution_ms)
     }
 
 
@@ -67,10 +68,58 @@ def figures_table(results: Sequence[Measured | NotMeasured]) -> str:
             star = "*" if result.tool in marked[quantity] else ""
             value = getattr(result.reported, quantity)
             cells.append(NONE if share is None else f"{value:.2f} ({share:+.1%}){star}")
-        lines.append(_row([f"{result.tool} {result.version}", *cells]))
+        mark = " INVALID" if result.report.invalid else ""
+        lines.append(_row([f"{result.tool} {result.version}{mark}", *cells]))
         sent = [f"{getattr(result.sent, quantity):.2f}" for quantity in QUANTITIES]
         lines.append(_row([f"as sent to it, {result.arrivals_per_s:.2f} arrivals/s", *sent]))
     return "\n".join(lines)
+
+
+def engine_table(results: Sequence[Measured | NotMeasured]) -> str:
+    """How the engine fared with each tool: it is to send on time, whatever presses the tool."""
+    lines = [
+        _row(["tool", "streams at most", "engine, of a core", "a write took, p95, ms", "engine goes first"]),
+        _row(["---", *["---:"] * 4]),
+    ]
+    for each in results:
+        if isinstance(each, Measured):
+            share, took = f"{each.engine_share:.0%}", f"{each.resolution_ms:.2f}"
+            first = "yes" if each.is_engine_first else "no"
+            lines.append(_row([each.tool, str(each.most_at_once), share, took, first]))
+    return "\n".join(lines)
+
+
+def verdict(results: Sequence[Measured | NotMeasured]) -> str:
+    """One line on our run, which is the first, and one for each reason why it is INVALID."""
+    ours = results[0]
+    if isinstance(ours, NotMeasured):
+        return f"{ours.tool}: not measured, {ours.reason}"
+    measured = [result for result in results if isinstance(result, Measured)]
+    lost = beaten(results)
+    line = (
+        f"{ours.tool}: closest or tied in {len(QUANTITIES) - len(lost)} of {len(QUANTITIES)} columns"
+        f"{' (not in ' + '; '.join(lost) + ')' if lost else ''}, of {len(measured)} tools measured; "
+        f"INVALID: {'yes' if ours.report.invalid else 'no'}"
+    )
+    return "\n".join([line, *(f"  INVALID: {reason}" for reason in ours.report.invalid)])
+
+
+def beaten(results: Sequence[Measured | NotMeasured]) -> list[str]:
+    """The columns in which another tool is closer than ours, which is the first and was measured."""
+    measured = [result for result in results if isinstance(result, Measured)]
+    return [TITLES[each] for each in QUANTITIES if measured[0].tool not in closest(measured, each)]
+
+
+def faults(case: Case, results: Sequence[Measured | NotMeasured]) -> list[str]:
+    """What speaks against our figures; nothing does where our run says itself that they may not be used."""
+    ours = results[0]
+    if isinstance(ours, NotMeasured):
+        return [f"not measured: {ours.reason}"]
+    if ours.report.invalid:
+        return []
+    if case.judged_by == "tolerance":
+        return [f"outside tolerance: {fault}" for fault in outside_tolerance(ours)]
+    return [f"another tool is closer: {title}" for title in beaten(results)]
 
 
 def names_table(results: Sequence[Measured | NotMeasured]) -> str:
@@ -82,7 +131,8 @@ def names_table(results: Sequence[Measured | NotMeasured]) -> str:
     for result in results:
         if isinstance(result, Measured):
             named = [
-                NONE if (value := result.named[name]) is None else f"{value:.2f}" for name in ("TPOT", "ITL")
+                NONE if (value := result.report.named[name]) is None else f"{value:.2f}"
+                for name in ("TPOT", "ITL")
             ]
             lines.append(
                 _row(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loadtest.client.record import read_records
+from loadtest.analysis.run_summary import read_measured, summarize
 from loadtest.crosscheck.figures import Figures, from_records
 from serving.model_store import cache_dir
 
@@ -22,6 +22,10 @@ VLLM_BENCH = (
     "parser = argparse.ArgumentParser(); add_cli_args(parser); main(parser.parse_args())"
 )
 SNAPSHOT = "0" * 40
+SERVED_NAME = (
+    "simulated:crosscheck"  # the model that the engine serves; ours asks for a lane behind the colon
+)
+OUR_RUN = "tandem"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,19 @@ Named = Mapping[str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
+class Report:
+    """What a tool says of its run.
+
+    Attributes:
+        invalid: why it says that its own figures may not be used; only ours ever does.
+    """
+
+    figures: Figures
+    named: Named
+    invalid: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Tool:
     """A load tool.
 
@@ -55,14 +72,14 @@ class Tool:
         package: whose version is shown.
         python: the interpreter of its environment.
         command: arguments after the interpreter; it may prepare files in the run's scratch directory.
-        read: the figures in what it left in the scratch directory, or printed.
+        read: its report, from what it left in the scratch directory.
     """
 
     name: str
     package: str
     python: Path
     command: Callable[[ToolRun], list[str]]
-    read: Callable[[Path, str], tuple[Figures, Named]]
+    read: Callable[[Path], Report]
 
 
 def tools() -> tuple[Tool, ...]:
@@ -77,15 +94,17 @@ def tools() -> tuple[Tool, ...]:
 
 
 def _ours(run: ToolRun) -> list[str]:
-    arguments = (run.url, run.rate_per_s, run.requests, run.output_tokens, run.seed)
+    sizes = (run.rate_per_s, run.requests, run.prompt_tokens, run.output_tokens, run.seed)
+    arguments = (run.scratch / OUR_RUN, run.url, *sizes, run.tokenizer)
     return ["-m", "loadtest.crosscheck.ours", *map(str, arguments)]
 
 
-def _read_ours(scratch: Path, output: str) -> tuple[Figures, Named]:
-    path = scratch / "records.jsonl"
-    path.write_text(output)
-    figures = from_records(list(read_records(path)))
-    return figures, {"TPOT": figures.tpot_mean_ms, "ITL": None}
+def _read_ours(scratch: Path) -> Report:
+    """The records by the definitions of every report, the judgement by the rules of every stage."""
+    run, records = read_measured(scratch / OUR_RUN)
+    (stage,) = summarize(run, records).stages
+    figures = from_records(records)
+    return Report(figures, {"TPOT": figures.tpot_mean_ms, "ITL": None}, stage.invalid)
 
 
 def _vllm(run: ToolRun) -> list[str]:
@@ -93,7 +112,7 @@ def _vllm(run: ToolRun) -> list[str]:
         "--backend": "openai-chat",
         "--base-url": run.url,
         "--endpoint": "/v1/chat/completions",
-        "--model": "simulated",
+        "--model": SERVED_NAME,
         "--tokenizer": run.tokenizer,
         "--dataset-name": "random",
         "--random-input-len": run.prompt_tokens,
@@ -109,7 +128,7 @@ def _vllm(run: ToolRun) -> list[str]:
     return ["-c", VLLM_BENCH, "--ignore-eos", "--save-result", "--disable-tqdm", *_flat(options)]
 
 
-def _read_vllm(scratch: Path, _: str) -> tuple[Figures, Named]:
+def _read_vllm(scratch: Path) -> Report:
     said = json.loads((scratch / "vllm.json").read_text())
     figures = Figures(
         requests=said["completed"],
@@ -121,12 +140,12 @@ def _read_vllm(scratch: Path, _: str) -> tuple[Figures, Named]:
         output_tokens_per_s=said["output_throughput"],
         requests_per_s=said["request_throughput"],
     )
-    return figures, {"TPOT": said["mean_tpot_ms"], "ITL": said["mean_itl_ms"]}
+    return Report(figures, {"TPOT": said["mean_tpot_ms"], "ITL": said["mean_itl_ms"]})
 
 
 def _guidellm(run: ToolRun) -> list[str]:
     options = {
-        "--backend": f"kind=openai_http,target={run.url},model=simulated",
+        "--backend": f"kind=openai_http,target={run.url},model={SERVED_NAME}",
         "--profile": f"kind=poisson,rate={run.rate_per_s:g}",
         "--constraint": f"kind=max_requests,count={run.requests}",
         "--tokenizer": f"kind=huggingface_auto,model={run.tokenizer}",
@@ -137,7 +156,7 @@ def _guidellm(run: ToolRun) -> list[str]:
     return ["-m", "guidellm", "run", "--disable-console", *_flat(options)]
 
 
-def _read_guidellm(scratch: Path, _: str) -> tuple[Figures, Named]:
+def _read_guidellm(scratch: Path) -> Report:
     metrics = json.loads((scratch / "guidellm.json").read_text())["benchmarks"][0]["metrics"]
 
     def of(name: str) -> Any:
@@ -155,13 +174,13 @@ def _read_guidellm(scratch: Path, _: str) -> tuple[Figures, Named]:
         output_tokens_per_s=of("output_tokens_per_second")["mean"],
         requests_per_s=of("requests_per_second")["mean"],
     )
-    return figures, {"TPOT": of("time_per_output_token_ms")["mean"], "ITL": itl}
+    return Report(figures, {"TPOT": of("time_per_output_token_ms")["mean"], "ITL": itl})
 
 
 def _aiperf(run: ToolRun) -> list[str]:
     name = _as_hub_cache(run.tokenizer, run.scratch)
     options = {
-        "--model": "simulated",
+        "--model": SERVED_NAME,
         "--url": run.url,
         "--endpoint-type": "chat",
         "--request-rate": run.rate_per_s,
@@ -191,7 +210,7 @@ def _as_hub_cache(tokenizer: Path, home: Path) -> str:
     return "tandem/tokenizer"
 
 
-def _read_aiperf(scratch: Path, _: str) -> tuple[Figures, Named]:
+def _read_aiperf(scratch: Path) -> Report:
     said = json.loads((scratch / "aiperf/profile_export_aiperf.json").read_text())
     figures = Figures(
         requests=round(said["request_count"]["avg"]),
@@ -203,7 +222,7 @@ def _read_aiperf(scratch: Path, _: str) -> tuple[Figures, Named]:
         output_tokens_per_s=said["output_token_throughput"]["avg"],
         requests_per_s=said["request_throughput"]["avg"],
     )
-    return figures, {"TPOT": None, "ITL": said["inter_token_latency"]["avg"]}
+    return Report(figures, {"TPOT": None, "ITL": said["inter_token_latency"]["avg"]})
 
 
 def _flat(options: Mapping[str, object]) -> list[str]:

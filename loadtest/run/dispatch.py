@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from gevent.event import Event
 from gevent.pool import Group
@@ -10,6 +11,10 @@ from gevent.pool import Group
 from loadtest.client.record import ClientReason
 from loadtest.client.sse_client import StreamingClient
 from loadtest.offer.load import Arrival
+
+HEAD_START_S = 0.002  # for a request to be on its connection, before the next is made
+
+_T = TypeVar("_T")
 
 
 class Connections:
@@ -54,9 +59,10 @@ def keep_schedule(
     started_at_s: float,
     clock: Callable[[], float],
     stopped: Event,
-    serve: Callable[[int, float, Arrival], None],
+    make: Callable[[int, Arrival], _T],
+    serve: Callable[[_T, float], None],
 ) -> None:
-    """Call `serve(number, due_at_s, arrival)` for each arrival in a greenlet of its own, and wait until all ended.
+    """Call `serve(made, due_at_s)` for each arrival in a greenlet of its own, and wait until all ended.
 
     The schedule is absolute: a greenlet that starts late moves none after it.
 
@@ -64,13 +70,18 @@ def keep_schedule(
         arrivals: each with its number.
         started_at_s: when the schedule's 0 was or is, by `clock`.
         stopped: no more greenlets are started once it is set.
+        make: what to serve, made while its instant is waited for: the time that takes is in no latency.
     """
     requests = Group()
     for number, arrival in arrivals:
         due_at_s = started_at_s + arrival.at_s
+        # The one before goes out first: a greenlet begins when this one waits.
+        if (left_s := due_at_s - clock()) > 0 and not stopped.is_set():
+            stopped.wait(min(left_s, HEAD_START_S))
+        made = make(number, arrival)
         while (left_s := due_at_s - clock()) > 0 and not stopped.is_set():
             stopped.wait(left_s)
         if stopped.is_set():
             break
-        requests.spawn(serve, number, due_at_s, arrival)
+        requests.spawn(serve, made, due_at_s)
     requests.join(raise_error=True)

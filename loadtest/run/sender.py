@@ -1,4 +1,4 @@
-"""Builds the requests of a run, each with its id and its place, and sends them."""
+"""Builds the requests of a run, each with its id and its place."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from loadtest.client.record import RequestLabel, RequestRecord
+from loadtest.client.record import RequestLabel
 from loadtest.client.sse_client import ClientSettings, StreamingClient
 from loadtest.offer.load import Arrival
 from loadtest.offer.prompt_tokens import BYTE_ESTIMATE, TokenCounter
@@ -19,6 +19,7 @@ from serving.core.client_key import client_key
 Clock = Callable[[], float]
 
 MAX_SLUG = 60
+BEFORE_THE_STAGE = -1
 
 
 def slug(key: str) -> str:
@@ -32,8 +33,21 @@ def slug(key: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class MadeRequest:
+    """A request that only has to be sent.
+
+    Attributes:
+        offset: its place in its stage, counted from 0 with those before what counts; -1 for a warm-up of the lane.
+    """
+
+    offset: int
+    label: RequestLabel
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Sender:
-    """Builds the requests of a run and sends them.
+    """Builds the requests of a run and connects those who send them.
 
     Attributes:
         id_prefix: what the ids of its requests begin with; they show up in the gateway's log.
@@ -67,7 +81,7 @@ class Sender:
             ),  # is hashable, which the cache wants and the protocol does not say
         )
 
-    def warm_up(self, client: StreamingClient, stage: StagePlan) -> RequestRecord:
+    def warm_up(self, stage: StagePlan) -> MadeRequest:
         """One request before a lane's first stage, with a prompt that no stage has: none is in a cache then."""
         number = max(each.prompts_end for each in (*self.plan.stages, stage))
         label = RequestLabel(
@@ -78,17 +92,13 @@ class Sender:
             number,
             is_warmup=True,
         )
-        return self._send(client, stage, label, self.clock(), None)
+        return self._made(stage, BEFORE_THE_STAGE, label, None)
 
-    def send(
-        self,
-        client: StreamingClient,
-        stage: StagePlan,
-        offset: int,
-        scheduled_at_s: float,
-        arrival: Arrival | None = None,
-    ) -> RequestRecord:
-        """The stage's request number `offset`, counted from 0 with those before what counts."""
+    def request(self, stage: StagePlan, offset: int, arrival: Arrival | None = None) -> MadeRequest:
+        """The stage's request number `offset`, counted from 0 with those before what counts.
+
+        A prompt of a given size takes a millisecond or more to make: make it before its request is due.
+        """
         label = RequestLabel(
             request_id=f"{self.id_prefix}-{slug(stage.key)}-{stage.first_prompt + offset}",
             lane=stage.lane,
@@ -98,16 +108,11 @@ class Sender:
             is_warmup=offset < stage.num_before,
             is_tail=offset >= stage.num_before + stage.requests,
         )
-        return self._send(client, stage, label, scheduled_at_s, arrival)
+        return self._made(stage, offset, label, arrival)
 
-    def _send(
-        self,
-        client: StreamingClient,
-        stage: StagePlan,
-        label: RequestLabel,
-        scheduled_at_s: float,
-        arrival: Arrival | None,
-    ) -> RequestRecord:
+    def _made(
+        self, stage: StagePlan, offset: int, label: RequestLabel, arrival: Arrival | None
+    ) -> MadeRequest:
         body = self.workload(stage).body(
             model=f"{self.plan.model}:{stage.lane}",
             seed=self.plan.seed,
@@ -115,4 +120,4 @@ class Sender:
             arrival=arrival,
             salt=self.salt,
         )
-        return client.send(label, body, scheduled_at_s)
+        return MadeRequest(offset, label, body)

@@ -14,7 +14,7 @@ from loadtest.offer.load import Arrival, ClosedLoop
 from loadtest.run.dispatch import Connections, keep_schedule
 from loadtest.run.exporter import LaneWorkload
 from loadtest.run.plan import StagePlan, arrivals_of
-from loadtest.run.sender import Sender
+from loadtest.run.sender import MadeRequest, Sender
 
 MAX_IN_FLIGHT = 4096  # of an open loop: each is a connection, and a server this far behind is lost
 MIN_REQUESTS_TO_JUDGE = 20
@@ -111,15 +111,13 @@ class Traffic:
             )
             self.stop(ClientReason.STAGE_HOPELESS, detail)
 
-    def _measure(
-        self, client: StreamingClient, offset: int, due_at_s: float, arrival: Arrival | None = None
-    ) -> None:
+    def _measure(self, client: StreamingClient, request: MadeRequest, due_at_s: float) -> None:
         self.num_dispatched += 1
-        self.in_flight[offset] = due_at_s
+        self.in_flight[request.offset] = due_at_s
         try:
-            record = self._sender.send(client, self.plan, offset, due_at_s, arrival)
+            record = client.send(request.label, request.body, due_at_s)
         finally:
-            del self.in_flight[offset]
+            del self.in_flight[request.offset]
         self.records.append(record)
         self.num_counted += record.label.counts
         self.num_failed += record.label.counts and not record.is_completed
@@ -173,7 +171,8 @@ class ClosedTraffic(Traffic):
         try:
             self._pause(next(self._places) * self._come_every_s)
             while not self._stopped.is_set():
-                self._measure(client, next(self._offsets), self._sender.clock())
+                request = self._sender.request(self.plan, next(self._offsets))
+                self._measure(client, request, self._sender.clock())
                 self._pause(self._think_time_s)
         finally:
             self._connections.give_back(client)
@@ -186,10 +185,8 @@ class ClosedTraffic(Traffic):
         if pause_s:  # gevent takes a wait of 0 for one without end
             self._stopped.wait(pause_s)
 
-    def _measure(
-        self, client: StreamingClient, offset: int, due_at_s: float, arrival: Arrival | None = None
-    ) -> None:
-        super()._measure(client, offset, due_at_s, arrival)
+    def _measure(self, client: StreamingClient, request: MadeRequest, due_at_s: float) -> None:
+        super()._measure(client, request, due_at_s)
         if self.num_counted >= self.plan.requests and not self._stopped.is_set():
             self._stopped.set()
             self._connections.withdraw(ClientReason.STAGE_DONE)
@@ -218,7 +215,7 @@ class OpenTraffic(Traffic):
         """Keep the schedule, then wait for the answers that are still under way."""
         clock = self._sender.clock
         try:
-            keep_schedule(enumerate(self.arrivals), clock(), clock, self._stopped, self._serve)
+            keep_schedule(enumerate(self.arrivals), clock(), clock, self._stopped, self._make, self._serve)
         finally:
             self._connections.close()
             self.done.set()
@@ -233,7 +230,10 @@ class OpenTraffic(Traffic):
     def share(self, elapsed_s: float) -> float:
         return min(1.0, elapsed_s / self.plan.estimated_s) if self.plan.estimated_s else 1.0
 
-    def _serve(self, offset: int, due_at_s: float, arrival: Arrival) -> None:
+    def _make(self, offset: int, arrival: Arrival) -> MadeRequest:
+        return self._sender.request(self.plan, offset, arrival)
+
+    def _serve(self, request: MadeRequest, due_at_s: float) -> None:
         if len(self.in_flight) >= self._max_in_flight:
             detail = f"{len(self.in_flight)} requests in flight (max_in_flight={self._max_in_flight})"
             self.stop(ClientReason.STAGE_HOPELESS, detail)
@@ -241,7 +241,7 @@ class OpenTraffic(Traffic):
             return
         client = self._connections.take()
         try:
-            self._measure(client, offset, due_at_s, arrival)
+            self._measure(client, request, due_at_s)
         finally:
             self._connections.give_back(client)
 
@@ -253,7 +253,8 @@ class WarmUp(Traffic):
         """Send it."""
         client = self._connections.take()
         try:
-            self.records.append(self._sender.warm_up(client, self.plan))
+            request = self._sender.warm_up(self.plan)
+            self.records.append(client.send(request.label, request.body, self._sender.clock()))
             self._on_record(self.records[-1])
         finally:
             self._connections.give_back(client)

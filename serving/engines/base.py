@@ -16,7 +16,7 @@ from serving.core.lane import EngineFacts
 from serving.engines.steps.log import StepLog
 
 KEEP_FINISHED = 1024
-KEEP_SENT = 512
+KEEP_SENT = 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 
 from loadtest.client.record import RequestLabel, RequestRecord
-from loadtest.crosscheck.figures import arrivals_per_s, from_records, from_sent, tie, tolerance
+from loadtest.crosscheck.figures import (
+    arrivals_per_s,
+    from_records,
+    from_sent,
+    lasted_s,
+    most_at_once,
+    resolution_ms,
+    tie,
+    tolerance,
+)
 from serving.core.request import Outcome
 
 
@@ -16,7 +25,13 @@ def stream(
     received_ms: float, chunks_ms: list[float], tokens: int, done_ms: float, choices: int = 1
 ) -> dict[str, Any]:
     def write(at_ms: float, count: int, choice: int = 0) -> dict[str, int]:
-        return {"tokens": count, "sent_monotonic_ns": round(at_ms * 1e6), "choice": choice}
+        sent_ns = round(at_ms * 1e6)
+        return {
+            "tokens": count,
+            "sent_monotonic_ns": sent_ns,
+            "written_monotonic_ns": sent_ns + 500_000,
+            "choice": choice,
+        }
 
     return {
         "received_monotonic_ns": round(received_ms * 1e6),
@@ -39,6 +54,16 @@ def test_the_truth_of_two_streams() -> None:
     assert figures.output_tokens_per_s == pytest.approx(12)
     assert figures.requests_per_s == pytest.approx(1)
     assert arrivals_per_s(SENT) == pytest.approx(1)
+    assert lasted_s(SENT) == pytest.approx(2)
+    assert resolution_ms(SENT) == pytest.approx(0.5)
+
+
+def test_streams_at_once_are_counted_from_request_to_end() -> None:
+    def lasting(from_ms: float, until_ms: float) -> dict[str, Any]:
+        return stream(from_ms, [from_ms + 1], 1, until_ms)
+
+    assert most_at_once(SENT) == 1
+    assert most_at_once([lasting(0, 10), lasting(2, 30), lasting(9, 12), lasting(10, 20)]) == 3
 
 
 def test_the_truth_of_choices_side_by_side_is_that_of_each() -> None:
@@ -85,3 +110,11 @@ def test_tolerance_and_tie() -> None:
     assert tolerance("tpot_mean_ms", 50) == pytest.approx(1)
     assert tie("ttft_p95_ms", 1000) == 2.0
     assert tie("requests_per_s", 4) == pytest.approx(0.02)
+
+
+def test_no_tie_is_finer_than_the_truth_of_an_instant() -> None:
+    assert tie("gap_p95_ms", 40) == pytest.approx(0.2)
+    assert tie("gap_p95_ms", 40, resolution_ms=3.0) == 3.0
+    assert tie("ttft_p50_ms", 300, resolution_ms=3.0) == 3.0
+    # Over many instants it is.
+    assert tie("gap_mean_ms", 40, resolution_ms=3.0) == pytest.approx(0.2)

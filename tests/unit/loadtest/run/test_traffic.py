@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import gevent
 import pytest
@@ -13,8 +15,9 @@ from loadtest.client.record import ClientReason, RequestLabel, RequestRecord
 from loadtest.judge.slo import parse_slo
 from loadtest.offer.load import Arrival, ClosedLoop, constant_rate
 from loadtest.run import traffic as traffic_module
+from loadtest.run.dispatch import keep_schedule
 from loadtest.run.plan import Plan, StagePlan
-from loadtest.run.sender import Sender, slug
+from loadtest.run.sender import MadeRequest, Sender, slug
 from loadtest.run.traffic import ClosedTraffic, OpenTraffic, Traffic
 from serving.core.request import Outcome
 
@@ -256,10 +259,58 @@ def test_lanes_are_asked_the_same_and_salted_by_the_run(bench: Bench) -> None:
     assert len({str(body["messages"]) for body in ours}) == 4
     assert all(a["cache_salt"] == b["cache_salt"] for a, b in pairwise([*ours, *theirs]))
     other = Sender(bench.sender.plan, "other", "other", bench.sender.clock)
-    client = FakeClient(bench.switch, fails=False)
-    other.send(client, StagePlan("batched", "copy", ClosedLoop(1), 3), 0, 0.0)  # type: ignore[arg-type]
-    assert client.bodies[0]["messages"] == ours[0]["messages"]
-    assert client.bodies[0]["cache_salt"] != ours[0]["cache_salt"]
+    body = other.request(StagePlan("batched", "copy", ClosedLoop(1), 3), 0).body
+    assert body["messages"] == ours[0]["messages"]
+    assert body["cache_salt"] != ours[0]["cache_salt"]
+
+
+class HandClock:
+    """A clock that goes on by waiting alone, and stands in for the event that ends a schedule."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def is_set(self) -> bool:
+        return False
+
+    def wait(self, duration_s: float) -> None:
+        gevent.sleep(0)
+        self.now_s += duration_s
+
+
+def test_a_request_is_made_before_it_is_due_and_after_the_one_before_it_went_out() -> None:
+    clock, happened = HandClock(), []
+
+    def make(number: int, _: Arrival) -> str:
+        happened.append(f"made {number} at {clock.now_s:g}")
+        return f"request {number}"
+
+    def serve(made: str, due_at_s: float) -> None:
+        happened.append(f"{made} due at {due_at_s:g}")
+
+    arrivals = enumerate([Arrival(1.0), Arrival(3.0)])
+    keep_schedule(arrivals, 0.0, lambda: clock.now_s, clock, make, serve)
+    assert happened == [
+        "made 0 at 0.002",
+        "request 0 due at 1",
+        "made 1 at 1.002",
+        "request 1 due at 3",
+    ]
+
+
+def test_a_user_is_free_once_its_next_prompt_is_made(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, make = HandClock(), Sender.request
+
+    def request_in_a_second(*arguments: Any) -> MadeRequest:
+        clock.wait(1.0)
+        return make(*arguments)
+
+    monkeypatch.setattr(Sender, "request", request_in_a_second)
+    bench.sender = replace(bench.sender, clock=lambda: clock.now_s)
+    bench.switch.set()
+    plan = StagePlan("batched", "copy", ClosedLoop(1), 1)
+    gevent.joinall(bench.start(ClosedTraffic(bench.sender, plan, bench.kept.append)), raise_error=True)
+    assert [record.scheduled_at_s for record in bench.kept] == [1.0, 2.0]
 
 
 def test_the_ids_of_odd_workloads_are_short_ascii_and_distinct() -> None:
