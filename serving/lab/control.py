@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from serving.core.client_key import KEY_HINT, key_headers
-from serving.core.errors import AlreadyRunningError, StartFailedError
+from serving.core.errors import AlreadyRunningError, StartFailedError, TandemError
 from serving.core.http_get import GetError, get
 from serving.lab import state as lab_state
 from serving.lab.cleanup import KILL_LIMIT_S, POLL_S, RUN_ID_VARIABLE, clean_up, sweep
@@ -158,7 +158,13 @@ def _stop_supervisor(state: LabState, directory: Path, timeout_s: float, say: Sa
         if time.monotonic() > give_up_at_s:
             say(f"supervisor {state.pid} did not stop within {timeout_s:g} s (--timeout-s): killing it")
             process.send_signal(signal.SIGKILL)
-            process.wait(timeout=KILL_LIMIT_S)
+            try:
+                process.wait(timeout=KILL_LIMIT_S)
+            except psutil.TimeoutExpired:
+                raise TandemError(
+                    f"supervisor {state.pid} was killed and is still there after {KILL_LIMIT_S:g} s: "
+                    "the machine is too busy to end it; run `tandem down` again"
+                ) from None
             return
         time.sleep(POLL_S)
 
