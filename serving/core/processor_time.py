@@ -10,7 +10,9 @@ import os
 from pathlib import Path
 
 ENGINE_NICENESS = 15
-LAST = 19  # the lowest priority there is, of a process as of a group
+GROUP_NICENESS = (
+    10  # of an engine's group; 19, the lowest, stalls it beside sessions that are busy all the time
+)
 
 _SWITCH = Path("/proc/sys/kernel/sched_autogroup_enabled")
 _GROUP = Path("/proc/self/autogroup")
@@ -56,7 +58,7 @@ def group_niceness() -> int | None:
 
 
 def yield_as_group() -> str | None:
-    """Put the scheduling group of this engine behind all others; None when that is done, else why it is not.
+    """Put the scheduling group of this engine behind others; None when that is done, else why it is not.
 
     Call it when the engine is ready: on a busy machine a start that comes last takes longer than anybody waits.
     """
@@ -65,7 +67,7 @@ def yield_as_group() -> str | None:
     if os.getsid(0) != os.getpid():
         return "it has no session of its own"
     try:
-        _GROUP.write_text(str(LAST))
+        _GROUP.write_text(str(GROUP_NICENESS))
     except OSError as error:
         return f"{_GROUP}: {error.strerror}"
     return None

@@ -32,8 +32,8 @@ def test_engines_yield_and_what_routes_does_not(lab: RunningLab) -> None:
         "gateway_niceness": ours,
         "gateway_group_niceness": processor_time.group_niceness(),
     }
-    last = processor_time.LAST if processor_time.has_groups() else None
-    assert {replica["group_niceness"] for replica in described["replicas"]} == {last}
+    group = processor_time.GROUP_NICENESS if processor_time.has_groups() else None
+    assert {replica["group_niceness"] for replica in described["replicas"]} == {group}
 
 
 @pytest.mark.parametrize("lane", ["sequential", "batched", "speculative"])
