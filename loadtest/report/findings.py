@@ -30,7 +30,6 @@ class Invalidity:
     """Why figures of a run may not be used, for the very top of the report."""
 
     headline: str
-    reasons: tuple[str, ...]
     advice: str = ADVICE
 
 
@@ -55,7 +54,7 @@ def invalidity(summary: Summary) -> Invalidity | None:
             f"INVALID: {len(bad)} of {count(len(summary.stages), 'stage')} may not be used. "
             "Nothing is concluded from them."
         )
-    return Invalidity(headline, tuple(f"{stage.key}: {'; '.join(stage.invalid)}" for stage in bad))
+    return Invalidity(headline)
 
 
 def findings(summary: Summary) -> tuple[str, ...]:
