@@ -1,15 +1,17 @@
 """`make crosscheck`: this load tool and three others against an engine that stamps what it sends.
 
-Exit codes: 0 in each case our figures are as close as they must be or our run says that it is INVALID, 1 not so,
-2 wrong usage.
+Exit codes: 0 our figures are as close as they must be, or our run of a pressed case says that it is INVALID;
+1 not so; 2 wrong usage.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 
 import click
 
@@ -33,6 +35,8 @@ CASE_NAMES = [case.name for case in CASES]
 @click.option("--tool", "chosen", multiple=True, type=click.Choice(TOOL_NAMES), help="Only these, and ours.")
 def main(cases: tuple[str, ...], seed: int, chosen: tuple[str, ...]) -> None:
     """Measure one simulated engine with several load tools, each next to what was really sent."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)  # what was started has sessions of its own, and must be ended
     try:
         tokenizer = model_store.resolve("auto")
     except ConfigError as error:
@@ -49,6 +53,10 @@ def main(cases: tuple[str, ...], seed: int, chosen: tuple[str, ...]) -> None:
         against += [f"{case.name}, {profile.title}: {fault}" for fault in faults(case, results)]
     click.echo("\n".join(verdicts + against))
     sys.exit(ExitCode.FAILED if against else ExitCode.OK)
+
+
+def _leave(number: int, _: FrameType | None) -> None:
+    sys.exit(128 + number)
 
 
 def _measure_all(

@@ -92,10 +92,9 @@ def busy_processes(count: int, limit_s: float) -> Iterator[None]:
         limit_s: they end by then, whatever becomes of this process.
     """
     command = [sys.executable, "-c", BUSY, str(limit_s)]
-    processes = [subprocess.Popen(command, start_new_session=True) for _ in range(count)]
-    try:
+    with contextlib.ExitStack() as started:
+        for _ in range(count):
+            process = subprocess.Popen(command, start_new_session=True)
+            started.callback(process.wait)
+            started.callback(process.kill)
         yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()

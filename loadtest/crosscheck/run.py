@@ -27,6 +27,7 @@ from serving.core.engine_paths import SENT_PATH
 from serving.core.http_get import GetError, get
 
 TOOL_LIMIT_S = 90.0
+KILL_LIMIT_S = 5.0
 BUSY_MARGIN_S = 30.0  # beyond the tool's limit
 
 
@@ -136,13 +137,21 @@ def run_bounded(command: list[str], environment: dict[str, str], limit_s: float)
 
 
 def _kill_all(process: subprocess.Popen[str]) -> None:
-    """A program that did not end, and what it started: its children hold its output open else."""
-    if process.poll() is not None:
-        return
-    parent = psutil.Process(process.pid)
-    for each in (*parent.children(recursive=True), parent):
+    """What is left of a program and of what it started: that would press the next measurement."""
+    left = {each for each in psutil.process_iter() if _session_of(each.pid) == process.pid}
+    if process.poll() is None:
+        left.update(psutil.Process(process.pid).children(recursive=True))  # those with sessions of their own
+    for each in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             each.kill()
+    psutil.wait_procs([each for each in left if each.pid != process.pid], timeout=KILL_LIMIT_S)
+
+
+def _session_of(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except OSError:  # it has ended
+        return None
 
 
 def _environment(scratch: Path) -> dict[str, str]:

@@ -111,14 +111,15 @@ def beaten(results: Sequence[Measured | NotMeasured]) -> list[str]:
 
 
 def faults(case: Case, results: Sequence[Measured | NotMeasured]) -> list[str]:
-    """What speaks against our figures; nothing does where our run says itself that they may not be used."""
+    """What speaks against our figures; where tools are pressed, nothing does if our run says that it is INVALID."""
     ours = results[0]
     if isinstance(ours, NotMeasured):
         return [f"not measured: {ours.reason}"]
+    if case.judged_by == "tolerance":
+        unusable = [f"INVALID at light load, is the machine busy? {reason}" for reason in ours.report.invalid]
+        return unusable + [f"outside tolerance: {fault}" for fault in outside_tolerance(ours)]
     if ours.report.invalid:
         return []
-    if case.judged_by == "tolerance":
-        return [f"outside tolerance: {fault}" for fault in outside_tolerance(ours)]
     return [f"another tool is closer: {title}" for title in beaten(results)]
 
 

@@ -222,8 +222,12 @@ def _given_up(summary: Summary) -> int:
 
 
 def _listed(loads: Sequence[str]) -> str:
-    """Loads with commas, and the word `concurrency` but once."""
-    return ", ".join([*loads[:1], *(load.removeprefix(CONCURRENCY) for load in loads[1:])])
+    """Loads with commas, and the word `concurrency` but once in a row of them."""
+    before = ["", *loads]
+    return ", ".join(
+        load.removeprefix(CONCURRENCY) if last.startswith(CONCURRENCY) else load
+        for last, load in zip(before, loads, strict=False)
+    )
 
 
 def _load(stage: StageSummary) -> str:

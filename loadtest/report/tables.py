@@ -218,11 +218,8 @@ def print_tables(summary: Summary, console: Console, *, with_all: bool) -> None:
     for each in (*tables(summary), *([disagreements] if disagreements else [])):
         if with_all or each.name in MAIN_TABLES:
             print_table(each, console)
-    notes = [
-        f"{stage.key}: {note}"
-        for stage in summary.stages
-        for note in (*(f"{INVALID}: {reason}" for reason in stage.invalid), *stage.notes)
-    ]
+    notes = [f"{stage.key}: {INVALID}: {reason}" for stage in summary.stages for reason in stage.invalid]
+    notes += [f"{stage.key}: {note}" for stage in summary.stages for note in stage.notes]
     shown = notes if with_all or len(notes) <= MAX_NOTES + 1 else notes[:MAX_NOTES]
     for note in shown:
         console.print(Text(note))  # not markup: a note may hold brackets of an error message

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+import gevent
 from gevent.event import Event
 from gevent.pool import Group
 
@@ -75,9 +76,13 @@ def keep_schedule(
     requests = Group()
     for number, arrival in arrivals:
         due_at_s = started_at_s + arrival.at_s
-        # The one before goes out first: a greenlet begins when this one waits.
-        if (left_s := due_at_s - clock()) > 0 and not stopped.is_set():
+        # The one before goes out first, and whoever else has to run does: greenlets do when this one waits.
+        if (left_s := due_at_s - clock()) > 0:
             stopped.wait(min(left_s, HEAD_START_S))
+        else:
+            gevent.sleep(0)
+        if stopped.is_set():
+            break
         made = make(number, arrival)
         while (left_s := due_at_s - clock()) > 0 and not stopped.is_set():
             stopped.wait(left_s)

@@ -7,12 +7,15 @@ the kernel groups by session (autogroup): there an engine yields to other sessio
 from __future__ import annotations
 
 import os
+import random
+import time
 from pathlib import Path
 
 ENGINE_NICENESS = 15
 GROUP_NICENESS = (
     10  # of an engine's group; 19, the lowest, stalls it beside sessions that are busy all the time
 )
+GROUP_PATIENCE_S = 5.0
 
 _SWITCH = Path("/proc/sys/kernel/sched_autogroup_enabled")
 _GROUP = Path("/proc/self/autogroup")
@@ -61,13 +64,22 @@ def yield_as_group() -> str | None:
     """Put the scheduling group of this engine behind others; None when that is done, else why it is not.
 
     Call it when the engine is ready: on a busy machine a start that comes last takes longer than anybody waits.
+    It may take `GROUP_PATIENCE_S`: from users without privileges the kernel takes such a change every 0.1 s, from
+    all of them together, and engines get ready at once.
     """
     if not has_groups():
         return "the kernel makes no scheduling group of a session (kernel.sched_autogroup_enabled)"
     if os.getsid(0) != os.getpid():
         return "it has no session of its own"
-    try:
-        _GROUP.write_text(str(GROUP_NICENESS))
-    except OSError as error:
-        return f"{_GROUP}: {error.strerror}"
-    return None
+    give_up_at_s = time.monotonic() + GROUP_PATIENCE_S
+    while True:
+        try:
+            _GROUP.write_text(str(GROUP_NICENESS))
+        except BlockingIOError as error:  # EAGAIN
+            if time.monotonic() > give_up_at_s:
+                return f"{_GROUP}: {error.strerror}, for {GROUP_PATIENCE_S:g} s"
+            time.sleep(random.uniform(0.05, 0.15))
+        except OSError as error:
+            return f"{_GROUP}: {error.strerror}"
+        else:
+            return None

@@ -81,6 +81,7 @@ class EngineTally:
 
     Attributes:
         num_steps, busy_s: steps that followed another without a pause, and the seconds they took.
+        num_all_steps: those after a pause too.
         sent: the last `KEEP_SENT` streams as they were sent, of engines that stamp them.
     """
 
@@ -88,6 +89,7 @@ class EngineTally:
     waiting: int = 0
     most_running: int = 0
     num_steps: int = 0
+    num_all_steps: int = 0
     busy_s: float = 0.0
     finished: deque[FinishedRequest] = field(default_factory=lambda: deque(maxlen=KEEP_FINISHED))
     sent: deque[SentStream] = field(default_factory=lambda: deque(maxlen=KEEP_SENT))
@@ -98,6 +100,7 @@ class EngineTally:
 
         The first step after a pause is not timed: nothing tells when it began.
         """
+        self.num_all_steps += 1
         if self._step_ended_at_s is not None:
             self.num_steps += 1
             self.busy_s += ended_at_s - self._step_ended_at_s

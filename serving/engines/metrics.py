@@ -29,7 +29,7 @@ class ReplicaCollector(Collector):
 
     async def refresh_memory(self) -> None:
         """Measure once. In a thread: the kernel walks every page, and streams must not wait for that."""
-        self._num_steps, self._num_rests = self._tally.num_steps, 0
+        self._num_steps, self._num_rests = self._tally.num_all_steps, 0
         self._memory_bytes = await asyncio.to_thread(memory_bytes, self._process)
 
     async def keep_memory_fresh(self) -> None:
@@ -41,7 +41,7 @@ class ReplicaCollector(Collector):
     async def look(self) -> None:
         """Measure if the engine has worked since it was measured, and else seldom."""
         self._num_rests += 1
-        if self._tally.num_steps != self._num_steps or self._num_rests > MAX_RESTS:
+        if self._tally.num_all_steps != self._num_steps or self._num_rests > MAX_RESTS:
             await self.refresh_memory()
 
     def collect(self) -> Iterator[Metric]:

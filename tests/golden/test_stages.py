@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from loadtest.analysis.crossover import find_crossovers
 from loadtest.analysis.summary import Crossover, Verdict
 from loadtest.offer.load import ClosedLoop
 from loadtest.report.findings import crossing_text
+from serving.core.exit_codes import ExitCode
 from tests.unit.loadtest.fake_server import FakeLab, FakeLane, fake_lab
 from tests.unit.loadtest.processes import run_to_end
 from tests.unit.loadtest.runs import STRATEGIES
@@ -30,33 +30,42 @@ TOKENS = 16
 TOLERANCE = 0.05  # of rates: a few requests each, on cores that others use too
 
 
-def bench(url: str, runs_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "loadtest.bench", "--base-url", url, "--runs-dir", str(runs_dir)]
+ATTEMPTS = 10
+
+
+def measured(lane: FakeLane, directory: Path, *arguments: str) -> tuple[dict[str, Any], FakeLab]:
+    """The only stage of a run against a lane, and the lab as it was asked.
+
+    Other work on the cores may make a run INVALID, and it says so: that one is made again.
+    """
     sizes = ("--no-ceiling", "--workloads", "copy", "--output-tokens", str(TOKENS))
-    return run_to_end([*command, *sizes, *arguments])
+    said = ""
+    for attempt in range(ATTEMPTS):
+        runs_dir = directory / f"{arguments[1]} {attempt}".replace("/", " ")
+        with fake_lab({"lane": lane}) as (url, lab):
+            command = [sys.executable, "-m", "loadtest.bench", "--base-url", url, "--runs-dir", str(runs_dir)]
+            done = run_to_end([*command, *sizes, *arguments])
+        said += done.stdout + done.stderr
+        if done.returncode == ExitCode.INVALID:
+            continue
+        assert done.returncode == 0, said
+        (stage,) = json.loads((runs_dir / "latest" / "summary.json").read_text())["stages"]
+        return stage, lab
+    raise AssertionError(f"INVALID in {ATTEMPTS} attempts: {said}")
 
 
-def only_stage(runs_dir: Path) -> dict[str, Any]:
-    (found,) = json.loads((runs_dir / "latest" / "summary.json").read_text())["stages"]
-    assert isinstance(found, dict)
-    return found
-
-
-def answer_s(lab: FakeLab, lane: str) -> float:
+def answer_s(lab: FakeLab) -> float:
     """What an answer took on average, by the server's own stamps."""
-    return fmean(each.ttft_s + (TOKENS - 1) * each.tpot_s for each in lab.served[lane])
+    return fmean(each.ttft_s + (TOKENS - 1) * each.tpot_s for each in lab.served["lane"])
 
 
 def test_a_closed_loop_gives_its_steady_state(tmp_path: Path) -> None:
     """Each of 8 users has an answer under way at any time: 8 answers' tokens in the time of one."""
-    with fake_lab({"steady": FakeLane("batched", ttft_s=0.4, gap_s=0.04)}) as (url, lab):
-        done = bench(url, tmp_path, "--concurrency", "8")
-        true_per_s = 8 * TOKENS / answer_s(lab, "steady")
-    assert done.returncode in (0, 5), done.stderr  # 5: busy cores may spoil it, and it says so
-    measured = only_stage(tmp_path)
-    assert measured["output_tokens_per_s"]["value"] == pytest.approx(true_per_s, rel=TOLERANCE)
+    stage, lab = measured(FakeLane("batched", ttft_s=0.6, gap_s=0.06), tmp_path, "--concurrency", "8")
+    true_per_s = 8 * TOKENS / answer_s(lab)
+    assert stage["output_tokens_per_s"]["value"] == pytest.approx(true_per_s, rel=TOLERANCE)
     # The check can fail: with the users' coming and going in it the figure is another.
-    assert measured["whole_tokens_per_s"] < (1 - 2 * TOLERANCE) * true_per_s
+    assert stage["whole_tokens_per_s"] < (1 - 2 * TOLERANCE) * true_per_s
 
 
 def test_a_queue_is_measured_when_all_wait_in_it(tmp_path: Path) -> None:
@@ -64,28 +73,23 @@ def test_a_queue_is_measured_when_all_wait_in_it(tmp_path: Path) -> None:
 
     Whoever came first waited for fewer, and whoever is left at the end too: neither counts.
     """
-    with fake_lab({"turns": FakeLane("sequential", ttft_s=0.05, gap_s=0.01, max_running=1)}) as (url, lab):
-        done = bench(url, tmp_path, "--concurrency", "4")
-        served_s = fmean(0.05 + (TOKENS - 1) * each.tpot_s for each in lab.served["turns"])
-    assert done.returncode in (0, 5), done.stderr
-    measured = only_stage(tmp_path)
-    assert measured["ttft_s"]["p50"]["value"] == pytest.approx(3 * served_s + 0.05, rel=0.1)
-    assert measured["output_tokens_per_s"]["value"] == pytest.approx(TOKENS / served_s, rel=TOLERANCE)
+    lane = FakeLane("sequential", ttft_s=0.1, gap_s=0.03, max_running=1)
+    stage, lab = measured(lane, tmp_path, "--concurrency", "4")
+    assert stage["ttft_s"]["p50"]["value"] == pytest.approx(3 * answer_s(lab) + 0.1, rel=2 * TOLERANCE)
+    assert stage["output_tokens_per_s"]["value"] == pytest.approx(TOKENS / answer_s(lab), rel=TOLERANCE)
 
 
 def test_an_unhurried_server_is_no_better_for_being_asked_longer(tmp_path: Path) -> None:
     """An open loop of 10/s on answers of a second: 10 answers' tokens/s and 10 good requests/s, however long."""
     rates, goodputs, wholes = [], [], []
     for seconds in (3, 6):
-        with fake_lab({"unhurried": FakeLane("batched", ttft_s=0.1, gap_s=0.06, max_running=99)}) as (url, _):
-            load = ("--load", f"constant:10/s,{seconds}s", "--slo", "ttft<2s")
-            done = bench(url, tmp_path / str(seconds), *load)
-        assert done.returncode in (0, 5), done.stderr
-        measured = only_stage(tmp_path / str(seconds))
-        rates.append(measured["output_tokens_per_s"]["value"])
-        wholes.append(measured["whole_tokens_per_s"])
-        goodputs.append(measured["slo"]["goodput_per_s"]["value"])
-        assert measured["slo"]["attainment"]["value"] == 1
+        lane = FakeLane("batched", ttft_s=0.1, gap_s=0.06, max_running=99)
+        load = ("--load", f"constant:10/s,{seconds}s", "--slo", "ttft<2s")
+        stage, _ = measured(lane, tmp_path, *load)
+        rates.append(stage["output_tokens_per_s"]["value"])
+        wholes.append(stage["whole_tokens_per_s"])
+        goodputs.append(stage["slo"]["goodput_per_s"]["value"])
+        assert stage["slo"]["attainment"]["value"] == 1
     assert rates == pytest.approx([10 * TOKENS] * 2, rel=TOLERANCE)
     assert goodputs == pytest.approx([10] * 2, rel=TOLERANCE)
     # The check can fail: the drain makes the shorter one look worse by what it is of the whole.

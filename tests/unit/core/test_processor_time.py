@@ -49,7 +49,7 @@ print(yield_as_group()); print(group_niceness())
 @pytest.mark.parametrize(
     "process_group", [None, 0], ids=["in a group of processes", "leads one, as Ray's do"]
 )
-def test_an_engine_has_a_group_of_its_own_which_comes_last_and_others_stay_as_they_are(
+def test_an_engine_has_a_group_of_its_own_which_comes_behind_and_others_stay_as_they_are(
     process_group: int | None,
 ) -> None:
     before = processor_time.group_niceness()
@@ -84,3 +84,35 @@ def test_a_kernel_without_groups_is_told_and_not_written_to(
     assert group.read_text() == str(processor_time.GROUP_NICENESS)
     group.unlink()
     assert processor_time.group_niceness() is None
+
+
+class BusyFile:
+    """A file that cannot be written to the first few times, as the kernel has it for users without privileges."""
+
+    def __init__(self, refusals: int) -> None:
+        self.refusals = refusals
+        self.text = ""
+
+    def exists(self) -> bool:
+        return True
+
+    def write_text(self, text: str) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        self.text = text
+
+
+@pytest.mark.parametrize(("patience_s", "written"), [(60.0, True), (0.0, False)])
+def test_a_kernel_that_wants_to_be_asked_again_is(
+    patience_s: float, written: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    switch, group = tmp_path / "enabled", BusyFile(refusals=3)
+    switch.write_text("1\n")
+    monkeypatch.setattr(processor_time, "_SWITCH", switch)
+    monkeypatch.setattr(processor_time, "_GROUP", group)
+    monkeypatch.setattr(processor_time, "GROUP_PATIENCE_S", patience_s)
+    monkeypatch.setattr(os, "getsid", lambda _: os.getpid())
+    lack = processor_time.yield_as_group()
+    assert (lack is None) == written
+    assert (group.text == str(processor_time.GROUP_NICENESS)) == written

@@ -144,8 +144,22 @@ def test_a_tool_that_does_not_end_is_ended_with_all_that_it_started(tmp_path: Pa
         f"open({str(pid_file)!r}, 'w').write(str(child.pid)); child.wait()"
     )
     with pytest.raises(subprocess.TimeoutExpired):
-        run_bounded([sys.executable, "-c", code], dict(os.environ), limit_s=3.0)
-    pid = int(pid_file.read_text())
+        run_bounded([sys.executable, "-c", code], dict(os.environ), limit_s=15.0)
+    assert_gone(int(pid_file.read_text()))
+
+
+def test_what_a_tool_left_behind_is_ended_too(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    child = "import time; time.sleep(600)"
+    code = (
+        f"import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', {child!r}], "
+        f"stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL); open({str(pid_file)!r}, 'w').write(str(child.pid))"
+    )
+    run_bounded([sys.executable, "-c", code], dict(os.environ), limit_s=60.0)
+    assert_gone(int(pid_file.read_text()))
+
+
+def assert_gone(pid: int) -> None:
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
@@ -282,8 +296,14 @@ def test_what_speaks_against_us_depends_on_the_case() -> None:
     assert faults(pressed, near) == ["another tool is closer: TTFT p50, ms"]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_nothing_speaks_against_a_run_that_calls_itself_invalid(case: Case) -> None:
+def test_at_light_load_an_invalid_run_is_a_fault_too() -> None:
+    assert faults(CASES[0], [measured("ours", invalid=("late",))]) == [
+        "INVALID at light load, is the machine busy? late"
+    ]
+
+
+@pytest.mark.parametrize("case", CASES[1:], ids=lambda case: case.name)
+def test_nothing_speaks_against_a_pressed_run_that_calls_itself_invalid(case: Case) -> None:
     assert faults(case, [measured("ours", ttft_p50_ms=900.0, invalid=("late",)), measured("b")]) == []
     assert faults(case, [NotMeasured("ours", "did not end")]) == ["not measured: did not end"]
 

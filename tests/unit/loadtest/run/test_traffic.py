@@ -298,6 +298,31 @@ def test_a_request_is_made_before_it_is_due_and_after_the_one_before_it_went_out
     ]
 
 
+def test_arrivals_at_one_instant_do_not_wait_for_each_others_making() -> None:
+    happened: list[str] = []
+
+    def make(number: int, _: Arrival) -> int:
+        happened.append(f"made {number}")
+        return number
+
+    def serve(made: int, _: float) -> None:
+        happened.append(f"sent {made}")
+
+    keep_schedule(enumerate([Arrival(0.0)] * 3), 0.0, lambda: 5.0, HandClock(), make, serve)
+    assert happened == ["made 0", "sent 0", "made 1", "sent 1", "made 2", "sent 2"]
+
+
+def test_a_schedule_that_is_behind_hears_that_it_is_stopped() -> None:
+    stopped, sent = Event(), []
+
+    def serve(made: int, _: float) -> None:
+        sent.append(made)
+        stopped.set()
+
+    keep_schedule(enumerate([Arrival(0.0)] * 9), 0.0, lambda: 5.0, stopped, lambda number, _: number, serve)
+    assert sent == [0]
+
+
 def test_a_user_is_free_once_its_next_prompt_is_made(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, make = HandClock(), Sender.request
 
