@@ -5,6 +5,7 @@ Unknown keys, impossible values and doubled names are refused with the file, the
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from datetime import date
 from pathlib import Path
@@ -16,7 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, fiel
 
 from serving.core.addresses import GATEWAY_PORT, LOOPBACK
 from serving.core.errors import MAX_SHOWN_CHARS, ConfigError
-from serving.core.lane import Strategy
+from serving.core.lane import ANY_LANE, Strategy
+from serving.core.request import TENANT_NAME
 
 Host = Annotated[str, Field(min_length=1, max_length=253)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.\-]{0,62}$")]
@@ -30,6 +32,8 @@ ORDERS: tuple[str, ...] = get_args(Order)
 PLACEMENTS: tuple[str, ...] = get_args(Placement)
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)
 ENGINES_WITHOUT_MODEL: frozenset[EngineName] = frozenset({"simulated"})
+# As a browser sends it: scheme, host and port, no path.
+ORIGIN = re.compile(r"https?://[a-z0-9.\-\[\]:]{1,253}")
 MAX_NODES = 100_000  # scalars, lists and mappings of a file, aliases written out
 # Of times made of a `SimulatedProfile`: three steps of 10 ms are 30 ms, whatever floating point says.
 ROUNDING_S = 1e-6
@@ -60,10 +64,22 @@ class GatewayConfig(_Settings):
     upload_timeout_s: Seconds = 60  # from the first byte of a request's body to the last
     # One key a line; a path on the gateway's node, read there. Without it TANDEM_API_KEYS counts alone.
     api_keys_file: str | None = Field(None, min_length=1, max_length=4096)
+    # Of pages that browsers let use the API, such as `https://chat.example.org`; `*` is all of them.
+    cors_allowed_origins: Annotated[tuple[str, ...], Strict(False)] = ()
     connect_timeout_s: Seconds = 5
     first_byte_timeout_s: Seconds = 300
     idle_timeout_s: Seconds = 60
     request_log: bool = False  # a line in the log for each request that ends; never what it said
+
+    @field_validator("cors_allowed_origins")
+    @classmethod
+    def _origins(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in given:
+            if origin != "*" and not ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"{_shown(origin)} must be an origin, such as https://chat.example.org, or *"
+                )
+        return given
 
     @field_validator("api_keys_file")
     @classmethod
@@ -113,6 +129,15 @@ class TenantConfig(_Settings):
     name: str = Field(min_length=1, max_length=128)
     weight: float = Field(1, gt=0, le=1000)  # served tokens in proportion to it, under order `fair`
     queue_share: float | None = Field(None, gt=0, le=1)  # overrides scheduler.tenant_queue_share
+
+    @field_validator("name")
+    @classmethod
+    def _sendable(cls, given: str) -> str:
+        if not TENANT_NAME.fullmatch(given):
+            raise ValueError(
+                f"{_shown(given)} must be printable ASCII without spaces: no header can carry it"
+            )
+        return given
 
 
 class SchedulerConfig(_Settings):
@@ -323,6 +348,10 @@ class LabConfig(_Settings):
         doubled = [name for name, count in Counter(lane.name for lane in lanes).items() if count > 1]
         if doubled:
             raise ValueError(f"lane name {doubled[0]!r} is used twice; names must be distinct")
+        if any(lane.name == ANY_LANE for lane in lanes):
+            raise ValueError(
+                f"a lane may not be named {ANY_LANE!r}: metrics call so the requests that pin none"
+            )
         if not any(lane.takes_unpinned for lane in lanes):
             raise ValueError("no lane takes unpinned requests; set takes_unpinned: true on at least one")
         return lanes

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
+# What a header can carry, and a label of a metric can show.
+TENANT_NAME = re.compile(r"[\x21-\x7e]{1,128}")
 DEFAULT_TENANT = "default"
 BYTES_PER_TOKEN = 4  # a usual ratio for English text; good enough to book load, never used to count
 

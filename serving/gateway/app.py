@@ -13,7 +13,9 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import aiohttp
 from fastapi import FastAPI, Request, Response
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from serving import __version__
@@ -25,10 +27,14 @@ from serving.gateway.api_keys import ApiKeys
 from serving.gateway.completion import Completion, Services
 from serving.gateway.errors import error_response
 from serving.gateway.gate import Gate
-from serving.gateway.openai_request import model_names, route
+from serving.gateway.openai_request import model_names, route, unknown_model
 
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 DISTINCT_BYTES = 6
+READ = ["GET", "HEAD"]
+# What a page of another origin may read of an answer.
+EXPOSED_HEADERS = ("x-request-id", "retry-after", "x-tandem-lane", "x-tandem-replica", "x-tandem-reason")
+PREFLIGHT_MAX_AGE_S = 600
 NO_KEYS = ApiKeys()
 AskScheduler = Callable[[str], Awaitable[Any]]
 
@@ -45,6 +51,16 @@ def build_gateway_app(
     # No pages of FastAPI's own, and no redirects to whatever host the client names.
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     app.add_middleware(Gate, keys=keys, count_refusal=services.metrics.refused)
+    if origins := config.gateway.cors_allowed_origins:
+        # Outside of the gate: a browser asks for leave without a key, and must be able to read a refusal.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=[*READ, "POST"],
+            allow_headers=["*"],
+            expose_headers=EXPOSED_HEADERS,
+            max_age=PREFLIGHT_MAX_AGE_S,
+        )
     started_at = int(time.time())
 
     async def complete(request: Request, *, is_chat: bool) -> Any:
@@ -99,27 +115,42 @@ def build_gateway_app(
     app.add_route("/v1/chat/completions", chat_completions, methods=["POST"])
     app.add_route("/v1/completions", completions, methods=["POST"])
 
-    @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        data = [
-            {"id": name, "object": "model", "created": started_at, "owned_by": "tandem"}
-            for name in model_names(config)
-        ]
-        return {"object": "list", "data": data}
+    def model(name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": started_at, "owned_by": "tandem"}
 
-    @app.get("/health")
+    @app.api_route("/v1/models", methods=READ)
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [model(name) for name in model_names(config)]}
+
+    @app.api_route("/v1/models/{name:path}", methods=READ, response_model=None)
+    async def one_model(name: str) -> dict[str, Any] | Response:
+        return model(name) if name in model_names(config) else error_response(unknown_model(name, config))
+
+    @app.api_route("/health", methods=READ)
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
-    @app.get("/scheduler")
+    @app.api_route("/ready", methods=READ, response_model=None)
+    async def ready() -> dict[str, str] | Response:
+        try:
+            status = await ask_scheduler("/scheduler")
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return error_response(RefusedError(Reason.SCHEDULER_UNREACHABLE, "the scheduler does not answer"))
+        if status["draining"]:
+            return error_response(RefusedError(Reason.DRAINING, "the lab is shutting down"))
+        if not any(lane["replicas"] for lane in status["lanes"]):
+            return error_response(RefusedError(Reason.NO_REPLICA_READY, "no lane has a ready replica"))
+        return {"status": "ready"}
+
+    @app.api_route("/scheduler", methods=READ)
     async def scheduler() -> Any:
         return await ask_scheduler("/scheduler")
 
-    @app.get("/targets")
+    @app.api_route("/targets", methods=READ)
     async def targets() -> Any:
         return await ask_scheduler("/targets")
 
-    @app.get("/lab")
+    @app.api_route("/lab", methods=READ)
     async def lab() -> dict[str, Any]:
         replicas = await ask_scheduler("/replicas")
         return {

@@ -13,12 +13,12 @@ from serving.gateway.errors import error_response
 # Far above what clients send: browsers and OpenAI's client stay below 20 headers and 4 KiB.
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32_768  # names, values, path and query together
-# A load balancer's probe has no key, and learns nothing but that somebody answers.
-FREE_PATHS = frozenset({"/health"})
+# A load balancer's probe has no key, and learns nothing but that somebody answers, and serves.
+FREE_PATHS = frozenset({"/health", "/ready"})
 
 
 class Gate:
-    """ASGI middleware that refuses what may not come in; every path but `/health` needs a key.
+    """ASGI middleware that refuses what may not come in; every path but those of probes needs a key.
 
     Args:
         count_refusal: hears of each.

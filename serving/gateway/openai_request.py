@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from serving.config import LabConfig
-from serving.core.errors import Reason, RefusedError
+from serving.core.errors import MAX_SHOWN_CHARS, Reason, RefusedError
 from serving.core.request import BYTES_PER_TOKEN, SchedulingRequest
 from serving.gateway.prefix import prefix_blocks
 from serving.gateway.scheduling_headers import read_wishes
@@ -41,6 +41,12 @@ class RoutedRequest:
 def model_names(config: LabConfig) -> list[str]:
     """Names clients may use: the bare one, then one that pins each lane."""
     return [config.model.name] + [f"{config.model.name}:{lane.name}" for lane in config.lanes]
+
+
+def unknown_model(model: Any, config: LabConfig) -> RefusedError:
+    """What whoever asks for a model that is not served is told."""
+    served = ", ".join(model_names(config))
+    return RefusedError(Reason.UNKNOWN_MODEL, f"model {_brief(model)} does not exist; served: {served}")
 
 
 def route(
@@ -81,6 +87,8 @@ def _parse(raw: bytes) -> dict[str, Any]:
         body = json.loads(raw, parse_int=_int, parse_constant=_constant)
         if rb"\u" in raw:
             json.dumps(body, ensure_ascii=False).encode()  # half a surrogate pair is no text
+    except _NumberError as error:
+        raise RefusedError(Reason.BAD_REQUEST, f"{_place_of_number(raw)}: {error}") from None
     except (ValueError, RecursionError) as error:
         raise RefusedError(Reason.BAD_REQUEST, f"the body is not valid JSON: {error!s:.300}") from None
     if not isinstance(body, dict):
@@ -88,10 +96,40 @@ def _parse(raw: bytes) -> dict[str, Any]:
     return body
 
 
+class _NumberError(ValueError):
+    """A whole number that no engine's field can hold."""
+
+
 def _int(digits: str) -> int:
     if len(digits) > 20 or abs(int(digits)) > MAX_INT:
-        raise ValueError(f"the number {digits:.30} is outside 64 bits")
+        raise _NumberError(f"the number {digits:.30} is outside 64 bits")
     return int(digits)
+
+
+def _place_of_number(raw: bytes) -> str:
+    """Where in a body the first number is that `_int` does not take, as `messages.0.seed`."""
+
+    def marked(digits: str) -> int | _NumberError:
+        try:
+            return _int(digits)
+        except _NumberError as error:
+            return error
+
+    def place(value: Any) -> list[str] | None:
+        entries = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, inner in entries:
+            if isinstance(inner, _NumberError):
+                return [str(key)]
+            if isinstance(inner, dict | list) and (rest := place(inner)) is not None:
+                return [str(key), *rest]
+        return None
+
+    try:
+        body = json.loads(raw, parse_int=marked, parse_constant=_constant)
+        found = place(body) if isinstance(body, dict | list) else None
+    except (ValueError, RecursionError):  # it has another fault, further on
+        found = None
+    return f"`{'.'.join(found):.{MAX_SHOWN_CHARS}}`" if found else "the body"
 
 
 def _constant(name: str) -> float:
@@ -106,8 +144,7 @@ def _lane(model: Any, config: LabConfig) -> str | None:
     name, _, lane = model.partition(":")
     if name == config.model.name and any(known.name == lane for known in config.lanes):
         return lane
-    served = ", ".join(model_names(config))
-    raise RefusedError(Reason.UNKNOWN_MODEL, f"model {_brief(model)} does not exist; served: {served}")
+    raise unknown_model(model, config)
 
 
 def _max_output_tokens(body: dict[str, Any], prompt_tokens: int, is_chat: bool, config: LabConfig) -> int:

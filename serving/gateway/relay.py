@@ -14,6 +14,8 @@ from serving.gateway.stream import StreamNotes
 from serving.gateway.upstream import Upstream
 
 MAX_QUOTED_BYTES = 300
+# A cache would keep a stream back until its end, and so would nginx, unless it is told not to.
+STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 async def relay(upstream: Upstream, client: ClientResponse, notes: StreamNotes) -> Ending:
@@ -36,7 +38,7 @@ async def _pass_events(upstream: Upstream, client: ClientResponse, notes: Stream
         except EventTooLargeError as error:
             raise UpstreamError(Reason.UPSTREAM_BROKE, str(error)) from error
         if data:
-            await client.begin(upstream.status, upstream.content_type)
+            await client.begin(upstream.status, upstream.content_type, STREAM_HEADERS)
             await client.write(data)
         if notes.error is not None:
             raise UpstreamError(Reason.UPSTREAM_BROKE, f"the engine reported an error: {notes.error}")

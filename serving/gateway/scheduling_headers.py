@@ -15,9 +15,8 @@ from typing import Any
 
 from serving.config import SchedulerConfig
 from serving.core.errors import Reason, RefusedError
-from serving.core.request import DEFAULT_TENANT
+from serving.core.request import DEFAULT_TENANT, TENANT_NAME
 
-TENANT = re.compile(r"[\x21-\x7e]{1,128}")
 MILLISECONDS = re.compile(r"[0-9]{1,9}")
 MAX_MS = 86_400_000  # a day
 
@@ -53,8 +52,8 @@ def _tenant(headers: Mapping[str, str], body: Mapping[str, Any]) -> str:
     if given is None:
         user = body.get("user")
         # The engine checks `user` itself; here an odd one only means that nobody in particular pays.
-        return user if isinstance(user, str) and TENANT.fullmatch(user) else DEFAULT_TENANT
-    if not TENANT.fullmatch(given):
+        return user if isinstance(user, str) and TENANT_NAME.fullmatch(user) else DEFAULT_TENANT
+    if not TENANT_NAME.fullmatch(given):
         raise _bad("x-tandem-tenant", given, "1 to 128 printable ASCII characters without spaces")
     return given
 

@@ -66,6 +66,11 @@ def test_the_default_lab_has_the_three_lanes_it_promises() -> None:
             "lab.yaml: gateway.port = 70000: must be less than or equal to 65535",
         ),
         (
+            LANES + "gateway: {cors_allowed_origins: ['https://a.example/']}\n",
+            "lab.yaml: gateway.cors_allowed_origins: 'https://a.example/' must be an origin, such as "
+            "https://chat.example.org, or *",
+        ),
+        (
             LANES + "gateway: {port: none}\n",
             "lab.yaml: gateway.port = 'none': must be a whole number",
         ),
@@ -95,6 +100,15 @@ def test_the_default_lab_has_the_three_lanes_it_promises() -> None:
         (
             LANES + "  - {name: batched, strategy: batched}\n",
             "lab.yaml: lanes: lane name 'batched' is used twice; names must be distinct",
+        ),
+        (
+            "lanes:\n  - {name: any, strategy: batched}\n",
+            "lab.yaml: lanes: a lane may not be named 'any': metrics call so the requests that pin none",
+        ),
+        (
+            LANES + "scheduler: {tenants: [{name: 'a b'}]}\n",
+            "lab.yaml: scheduler.tenants.0.name: 'a b' must be printable ASCII without spaces: no header can "
+            "carry it",
         ),
         (
             "lanes:\n  - {name: a, strategy: batched, takes_unpinned: false}\n",
@@ -332,7 +346,7 @@ def bounds_text(field: FieldInfo) -> str:
     if get_origin(kind) is UnionType and not any(isinstance(one, (Gt, Le)) for one in field.metadata):
         kind, *_ = get_args(kind)  # X | None
     if get_origin(kind) is tuple:
-        return "section below"
+        return "list" if get_args(kind)[0] is str else "section below"
     if get_origin(kind) is Literal:
         return ", ".join(get_args(kind))
     if isinstance(kind, type) and issubclass(kind, StrEnum):

@@ -88,6 +88,23 @@ def test_a_malformed_body_is_the_clients_mistake(raw: bytes) -> None:
     assert reason_of(raw) is Reason.BAD_REQUEST
 
 
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        ('{"seed": 18446744073709551616}', "`seed`"),
+        ('{"messages": [{"content": "x"}, {"n": -9223372036854775808}]}', "`messages.1.n`"),
+        (json.dumps({"a": {"k" * 500: 10**30}}), "`a.kkk"),
+        ('{"seed": 18446744073709551616', "the body"),
+        ('{"seed": 18446744073709551616, "x": ' + "[" * 5000, "the body"),
+    ],
+)
+def test_a_number_that_no_engine_takes_is_named_by_its_field(body: str, place: str) -> None:
+    with pytest.raises(RefusedError, match="outside 64 bits") as caught:
+        routed(body.encode())
+    assert str(caught.value).startswith(place)
+    assert len(str(caught.value)) < 200
+
+
 def test_a_huge_value_is_not_repeated_in_full() -> None:
     assert reason_of(json.dumps({"model": ["x" * 10_000]}).encode()) is Reason.BAD_REQUEST
     assert reason_of(json.dumps({"model": "x" * 10_000}).encode()) is Reason.UNKNOWN_MODEL
