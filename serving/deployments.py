@@ -194,11 +194,12 @@ def _prepare_process() -> None:
     ray_environment.bind_replica_server_to_node()
 
 
-def _ray_targets() -> list[dict[str, Any]]:
+async def _ray_targets() -> list[dict[str, Any]]:
     """Ray's own metrics, one target per node: Ray Serve's and those of the machine."""
+    nodes = await asyncio.to_thread(ray.nodes)  # it waits for Ray, and the scheduler's loop must not
     return [
         {"targets": [f"{node['NodeManagerAddress']}:{node['MetricsExportPort']}"], "labels": {"role": "ray"}}
-        for node in ray.nodes()
+        for node in nodes
         if node["Alive"]
     ]
 

@@ -39,7 +39,7 @@ class EngineReplica:
     Args:
         scheduler_address: finds the scheduler's host:port.
         drain_timeout_s: how long running streams may go on when the replica is told to stop.
-        yields: its scheduling group comes last once it is ready.
+        yields: its scheduling group comes behind others once it is ready.
         tracing: exports a span of each request to a collector; None when none is set.
     """
 
@@ -66,6 +66,7 @@ class EngineReplica:
         self._channel: aiohttp.ClientWebSocketResponse | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._has_grace = True
+        self._is_leaving = False
         self._yields = yields
         self._tracing = tracing
         self.demand_tokens = 0  # the scheduler's word: booked here, and this replica's part of what waits
@@ -84,7 +85,7 @@ class EngineReplica:
         url = f"http://{address}"
         await self._warm_up(url)
         await collector.refresh_memory()
-        if self._yields and (lack := yield_as_group()):
+        if self._yields and (lack := await asyncio.to_thread(yield_as_group)):
             logger.warning("replica %s does not yield to other sessions: %s", self._replica_id, lack)
         background = (collector.keep_memory_fresh(), self._stay_announced(self._hello(url)))
         self._tasks = [serving, *map(asyncio.create_task, background)]
@@ -127,6 +128,7 @@ class EngineReplica:
             await asyncio.to_thread(self._tracing.close)
 
     async def _leave(self) -> None:
+        self._is_leaving = True
         if self._channel is None:
             return
         with contextlib.suppress(aiohttp.ClientConnectionResetError):  # no scheduler: nobody sends requests
@@ -152,6 +154,8 @@ class EngineReplica:
 
     async def _stay_announced(self, hello: ReplicaHello) -> None:
         async def talk(channel: aiohttp.ClientWebSocketResponse) -> None:
+            if self._is_leaving:
+                await asyncio.Future()  # a scheduler that came meanwhile must not send it anything
             self._channel = channel
             await channel.send_str(encode(hello).decode())
             await listen(channel, hear)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter, deque
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from serving.config import SchedulerConfig
@@ -281,7 +282,7 @@ class SchedulerCore:
         known_waits: list[float] = []
         # Counting who is ahead takes time under some orders, so only for those whom it matters to.
         if not has_room and (request.max_queue_s is not None or request.ttft_deadline_s is not None):
-            num_ahead = self._num_ahead(request, now_s)
+            num_ahead = self._num_ahead(request, places.lanes, now_s)
             waits = [e.wait_s(num_ahead, places.num_slots) for e in estimators]
             known_waits = [wait for wait in waits if wait is not None]
         return LabView(
@@ -296,10 +297,10 @@ class SchedulerCore:
             drain_rate_rps=self._drain_rate.rps(now_s),
         )
 
-    def _num_ahead(self, request: SchedulingRequest, now_s: float) -> int:
+    def _num_ahead(self, request: SchedulingRequest, lanes: Collection[str], now_s: float) -> int:
         # By the policy's order: whom it overtakes, it need not wait for.
         return self._queue.num_ahead(
-            request, now_s - request.age_s, lambda other: other.lane in (None, request.lane)
+            request, now_s - request.age_s, lambda other: other.lane is None or other.lane in lanes
         )
 
     def _limits(self, request: SchedulingRequest) -> QueueLimits:
@@ -325,7 +326,8 @@ class SchedulerCore:
 
     def _learn(self, running: _Running, end: RequestEnd, now_s: float) -> None:
         request = running.request
-        if end.verdict is ReplicaVerdict.HEALTHY:
+        # One that the engine refused was answered at once: it says nothing of those that run.
+        if end.verdict is ReplicaVerdict.HEALTHY and (end.first_token_s is not None or end.output_tokens):
             self._lane(running.lane).ended(now_s - running.granted_at_s, end.first_token_s)
             if end.output_tokens:
                 self._predictor.learn(request.tenant, end.output_tokens)

@@ -22,6 +22,7 @@ CONTROL_PATH = "/control"
 # Why the scheduler closes a channel, as codes of RFC 6455; the close frame says more.
 BAD_HELLO = 1002
 BAD_MESSAGE = 1008
+REPLACED = 1001
 
 
 class HelloError(TandemError):

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,7 @@ from serving.scheduler.protocol import (
     BAD_HELLO,
     BAD_MESSAGE,
     CONTROL_PATH,
+    REPLACED,
     FromScheduler,
     GatewayHello,
     Granted,
@@ -132,7 +133,12 @@ class SchedulerService:
         writer = asyncio.create_task(self._write(socket, gateway.outbox))
         try:
             while True:
-                self._handle(gateway, decode_to_scheduler(await socket.receive_text()))
+                message = decode_to_scheduler(await socket.receive_text())
+                if gateway not in self._gateways:
+                    # It has connected anew: what it said here before is given back, and nobody would release more.
+                    await socket.close(REPLACED, "this gateway has a newer connection")
+                    return
+                self._handle(gateway, message)
         finally:
             writer.cancel()
             if gateway in self._gateways:
@@ -155,6 +161,9 @@ class SchedulerService:
         try:
             while True:
                 message = decode_to_scheduler(await socket.receive_text())
+                if self._replicas.get(info.replica_id) is not replica:
+                    await socket.close(REPLACED, "this replica has a newer connection")
+                    return
                 if isinstance(message, ReplicaLeaving):
                     logger.info("replica %s of lane %s is leaving", info.replica_id, info.lane)
                     self._core.replica_gone(info.replica_id)
@@ -374,10 +383,14 @@ class SchedulerService:
         return targets
 
 
+async def _no_targets() -> list[dict[str, Any]]:
+    return []
+
+
 def build_scheduler_app(
     service: SchedulerService,
     own_address: Callable[[], str],
-    node_targets: Callable[[], list[dict[str, Any]]] = list,
+    node_targets: Callable[[], Awaitable[list[dict[str, Any]]]] = _no_targets,
 ) -> FastAPI:
     """The scheduler's HTTP application.
 
@@ -410,7 +423,7 @@ def build_scheduler_app(
 
     @app.get("/targets")
     async def targets() -> list[dict[str, Any]]:
-        return [*service.targets(own_address()), *node_targets()]
+        return [*service.targets(own_address()), *await node_targets()]
 
     @app.get("/metrics")
     async def metrics() -> Response:

@@ -92,6 +92,35 @@ async def test_a_leaving_replica_gets_nothing_new_and_its_streams_end() -> None:
         await until(lambda: one.plane.service.replicas() == [])
 
 
+async def test_a_leaving_replica_does_not_announce_itself_to_the_next_scheduler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(channel_module, "RECONNECT_DELAY_S", 0.01)
+    attempts = 0
+    async with control_plane() as plane:
+
+        async def counted() -> str:
+            nonlocal attempts
+            address = await plane.address()
+            attempts += 1
+            return address
+
+        replica = made(counted)
+        url = await replica.start("127.0.0.1")
+        await until(lambda: plane.is_ready("b-1"))
+        async with Scene(plane, replica, url).streaming(max_tokens=100_000):
+            closing = asyncio.create_task(replica.close())
+            await until(lambda: plane.status["leaving_replicas"] == ["b-1"])
+            await plane.stop()
+            before = attempts
+            await plane.start()
+            await until(lambda: attempts > before)
+            async with plane.replica("r2"):  # by now the scheduler has heard whatever was said to it before
+                assert [shown["replica"] for shown in plane.service.replicas()] == ["r2"]
+            assert not closing.done()
+        await closing
+
+
 async def test_a_stream_that_does_not_end_is_left_at_the_limit() -> None:
     async with scene(drain_timeout_s=0.05) as one, one.streaming(max_tokens=100_000):
         async with asyncio.timeout(5):

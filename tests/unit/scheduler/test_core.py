@@ -484,6 +484,26 @@ def test_a_deadline_is_judged_by_who_is_ahead_in_the_policys_order() -> None:
     assert refusal_of(made, request("f", max_queue_s=17.0), 12) is None
 
 
+def test_who_waits_for_a_lane_is_ahead_of_who_would_take_any() -> None:
+    made = core(replica("r"), max_queue_wait_s=600)
+    run_one(made, "done", starts_s=0, ends_s=4, first_token_s=1.0)
+    made.adopt(Lease("busy", "r", 1))
+    for name in "abc":
+        assert refusal_of(made, request(name, "batched"), 4) is None
+    for lane in ("batched", None):
+        assert refusal_of(made, request("d", lane, max_queue_s=15.0), 4) is Reason.DEADLINE_UNREACHABLE
+    assert refusal_of(made, request("e", max_queue_s=17.0), 4) is None
+
+
+def test_requests_that_an_engine_refused_say_nothing_of_the_wait() -> None:
+    made = core(replica("r"), max_queue_wait_s=600)
+    run_one(made, "done", starts_s=0, ends_s=10, first_token_s=1.0)
+    for number in range(30):
+        run_one(made, f"refused{number}", starts_s=10, ends_s=10.005)
+    made.adopt(Lease("busy", "r", 1))
+    assert refusal_of(made, request("a", max_queue_s=9.0), 11) is Reason.DEADLINE_UNREACHABLE
+
+
 def test_a_slow_first_answer_does_not_lock_everyone_out() -> None:
     made = core(replica("r"))
     run_one(made, "cold", starts_s=0, ends_s=9, first_token_s=8.0)

@@ -291,6 +291,36 @@ async def test_a_double_release_is_counted_and_takes_nobody_down() -> None:
             await gateway.say(release(request_id))
 
 
+async def test_a_late_word_on_a_replaced_connection_books_nothing() -> None:
+    """Nobody would ever release it: a sequential lane would be dead until the scheduler starts again."""
+    async with (
+        control_plane() as plane,
+        plane.replica("s", "sequential"),
+        plane.gateway("g") as old,
+        plane.gateway("g") as new,
+    ):
+        await old.submit("late", "sequential")
+        message = await old.socket.receive(timeout=20)
+        assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, 1001)
+        assert plane.counts == (0, 0)
+        await new.submit("a", "sequential")
+        await heard(new, "a")
+        await new.say(release("a"))
+        assert b"tandem_lease_errors_total 0.0" in exposition(plane.service.metrics.registry)
+
+
+async def test_a_late_goodbye_on_a_replaced_connection_takes_no_replica_away() -> None:
+    url = "http://127.0.0.1:7"
+    async with control_plane() as plane, plane.replica("r1") as old, plane.replica("r1", url=url):
+        await until(lambda: plane.service.replicas()[0]["url"] == url)
+        await say(old, ReplicaLeaving())
+        message = await old.receive(timeout=20)
+        while message.type is aiohttp.WSMsgType.TEXT:  # it was told what is booked on it
+            message = await old.receive(timeout=20)
+        assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, 1001)
+        assert plane.is_ready("r1")
+
+
 async def test_a_gateway_that_vanishes_gives_back_all_it_had() -> None:
     async with control_plane() as plane, plane.replica("s", "sequential"), plane.gateway("stays") as stays:
         async with plane.gateway("dies") as dies:
