@@ -23,9 +23,10 @@ from loadtest.client.sse_client import ClientSettings
 from loadtest.offer.load import ClosedLoop
 from loadtest.run import experiment, resume
 from loadtest.run.directory import PLAN_FILE, REQUESTS_FILE
+from loadtest.run.exporter import metrics_port
 from loadtest.run.plan import arrivals_of, read_plan, write_plan
 from serving import run_directory
-from serving.core.addresses import GATEWAY_URL
+from serving.core.addresses import GATEWAY_URL, server_root
 from serving.core.exit_codes import ExitCode
 
 
@@ -134,7 +135,9 @@ def main(
     **flags: Any,
 ) -> None:
     given = {key: value for key, value in flags.items() if value is not None and value != ()}
+    base_url = base_url and server_root(base_url)
     with job.usage_errors():
+        metrics_port()  # before a directory is made that nothing can be done with
         _refuse_together(experiment_file, plan_file, resume_dir, out, given)
         if resume_dir is not None:
             run = _resumed(resume_dir, base_url)

@@ -25,6 +25,7 @@ from loadtest.offer.workload import load_workload
 from loadtest.run.dispatch import Connections, keep_schedule
 from loadtest.run.exporter import EndedRequest, LaneWorkload, ProgressCounter, ended_request
 from loadtest.run.locust_stats import report_cut_off, report_to_locust
+from serving.core.addresses import server_root
 from serving.core.client_key import client_key
 from serving.core.lane import ANY_LANE
 from serving.core.request import Outcome
@@ -94,7 +95,7 @@ class Traffic:
         self.run: Run | None = None
 
     def connect(self) -> StreamingClient:
-        return StreamingClient(ClientSettings(self._environment.host, api_key=api_key()))
+        return StreamingClient(ClientSettings(server_root(self._environment.host or ""), api_key=api_key()))
 
     def begin(self, share: Share | None, done: Callable[[int], None], fail: Callable[[str], None]) -> None:
         """Find the server, and start the schedule if there is one.
@@ -150,7 +151,9 @@ class Run:
         self._environment = environment
         self._options = options = copy.copy(environment.parsed_options)
         self._workload = load_workload(options.workload, output_tokens=options.output_tokens)
-        self._server = find_server(environment.host, options.server, options.model, api_key())
+        self._server = find_server(
+            server_root(environment.host or ""), options.server, options.model, api_key()
+        )
         worker = getattr(environment.runner, "worker_index", 0)
         self._numbers = itertools.count(worker * PROMPTS_PER_WORKER)
         self._count_ended = count_ended
@@ -180,6 +183,8 @@ class Run:
 
         Locust itself does so with the users of a closed loop.
         """
+        if self._stopped.is_set():
+            return
         self._stopped.set()
         if self.is_open_loop and self.num_busy:
             if self._environment.stop_timeout:  # gevent takes a wait of 0 for one without end

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loadtest.client.lab import describe_lab
+from serving.core.addresses import server_root
 from serving.core.client_key import key_headers
 from serving.core.http_get import GetError, get, post
 from serving.core.lane import Strategy, has_model
@@ -151,7 +152,7 @@ def find_lab(base_url: str) -> TracedLab:
         LabError: it cannot be reached, or is none.
         LessonError: it serves others, whose steps would be among the measured ones.
     """
-    base_url = base_url.rstrip("/")
+    base_url = server_root(base_url)
     description = describe_lab(base_url)
     try:
         status = json.loads(get(f"{base_url}/scheduler", key_headers()))

@@ -30,12 +30,13 @@ from loadtest.offer.load import Process
 from loadtest.offer.workload import load_workload
 from loadtest.run import resume
 from loadtest.run.directory import PLAN_FILE, REQUESTS_FILE, read_run
+from loadtest.run.exporter import metrics_port
 from loadtest.run.experiment import MAX_SEED, choose_lanes, split_names
 from loadtest.run.plan import MAX_ERROR_RATE, MAX_TIMEOUT_S, MAX_OUTPUT_TOKENS, Plan, write_plan
 from loadtest.sweep.settings import SweepSettings, read_settings, write_settings
 from loadtest.sweep.stages import CapacitySweep
 from serving import run_directory
-from serving.core.addresses import GATEWAY_URL
+from serving.core.addresses import GATEWAY_URL, server_root
 from serving.core.exit_codes import ExitCode
 
 
@@ -135,7 +136,9 @@ def main(
     all_tables: bool,
     **asked: Any,
 ) -> None:
+    base_url = server_root(base_url)
     with job.usage_errors():
+        metrics_port()  # before a directory is made that nothing can be done with
         ClientSettings(base_url)
         if resume_dir is None:
             settings, run, sweep = _fresh(asked, base_url, max_minutes, name, out, runs_dir)

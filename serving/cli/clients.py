@@ -15,6 +15,7 @@ import click
 
 from serving.cli.options import Number, base_url_option, running_url
 from serving.cli.outcome import end, say_err
+from serving.core.addresses import server_root
 from serving.core.errors import TandemError
 from serving.core.exit_codes import ExitCode
 from serving.progress import progress
@@ -89,7 +90,7 @@ def trace(seconds: float, out: Path | None, base_url: str | None, token_ids: boo
       tandem trace --seconds 5 --token-ids --out story.json
       tandem trace --seconds 300 --share 0.1
     """
-    url = (base_url or running_url()).rstrip("/")
+    url = server_root(base_url or running_url())
     if out is not None and not os.access(out.parent, os.W_OK):
         raise click.BadParameter(f"{out.parent} is not a directory to write into", param_hint="--out")
     with progress() as say:

@@ -13,6 +13,7 @@ from rich.table import Table
 from serving.cli import watch
 from serving.cli.options import Number, base_url_option, running_url
 from serving.cli.outcome import end
+from serving.core.addresses import server_root
 from serving.core.errors import NotRunningError
 from serving.core.exit_codes import ExitCode
 from serving.lab import control
@@ -122,7 +123,7 @@ def waiting_table(scheduler: dict[str, Any]) -> Table:
 @click.option("--json", "as_json", is_flag=True, help="Print frames as JSON, a line each.")
 def watch_verb(base_url: str | None, once: bool, seconds: float | None, as_json: bool) -> None:
     """Show each lane's headline figures, anew each second, until `q` or Ctrl-C."""
-    url = (base_url or running_url()).rstrip("/")
+    url = server_root(base_url or running_url())
     try:
         with watch.key_q() as wait:
             fetch = control.reader(url)

@@ -97,7 +97,9 @@ def test_an_open_loop_ends_by_itself(tmp_path: Path) -> None:
     with fake_lab({"quick": QUICK}) as (url, lab):
         arguments = ("--lane", "quick", "--load", "constant:20/s,2s", "--output-tokens", "4", "--csv", "out")
         html = ("--html", "out.html")
-        code, out = locust(tmp_path, "--host", url, "--headless", *arguments, *html)
+        code, out = locust(
+            tmp_path, "--host", f"{url}/v1", "--headless", *arguments, *html
+        )  # as many write it
     assert code == 0, out
     assert "schedule done: 40 requests" in out
     assert lab.num_requests["quick"] == 40

@@ -116,8 +116,16 @@ def test_users_share_a_closed_loop(tmp_path: Path) -> None:
     lane = FakeLane("sequential", ttft_s=0.02, gap_s=0.004, max_running=1)
     with fake_lab({"one": lane}) as (url, _):
         done = bench(
-            url, tmp_path, "--concurrency", "3", "--workloads", "story", "--output-tokens", "10", "--json"
-        )
+            f"{url}/v1/",
+            tmp_path,
+            "--concurrency",
+            "3",
+            "--workloads",
+            "story",
+            "--output-tokens",
+            "10",
+            "--json",
+        )  # the address as OpenAI's clients have it
     check_measured(done, tmp_path / "latest")
     stage = json.loads(done.stdout)["stages"][0]
     service_s = 0.02 + 9 * 0.004
@@ -417,6 +425,17 @@ def test_wrong_usage_is_refused_with_its_value(arguments: list[str], message: st
     assert done.returncode == 2
     assert message in re.sub(r"\s+", " ", done.stderr)
     assert sum(lab.num_requests.values()) == 0
+
+
+@pytest.mark.parametrize("port", ["99999", "tcp://10.0.0.1:9465"])  # the second is Kubernetes' idea
+def test_a_wrong_port_of_metrics_is_told_before_anything_is_made(
+    port: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TANDEM_LOAD_METRICS_PORT", port)
+    done = bench("http://127.0.0.1:1", tmp_path)
+    assert done.returncode == 2
+    assert f"TANDEM_LOAD_METRICS_PORT={port!r} must be a port" in re.sub(r"\s+", " ", done.stderr)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_plan_file_is_followed(tmp_path: Path) -> None:
