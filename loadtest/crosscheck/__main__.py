@@ -35,8 +35,8 @@ CASE_NAMES = [case.name for case in CASES]
 @click.option("--tool", "chosen", multiple=True, type=click.Choice(TOOL_NAMES), help="Only these, and ours.")
 def main(cases: tuple[str, ...], seed: int, chosen: tuple[str, ...]) -> None:
     """Measure one simulated engine with several load tools, each next to what was really sent."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)  # what was started has sessions of its own, and must be ended
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, _leave)  # what was started has sessions of its own, and must be ended
     try:
         tokenizer = model_store.resolve("auto")
     except ConfigError as error:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from serving.gateway.api_keys import ApiKeys
+from tests.unit.gateway.fake_engine import DONE, USAGE, answers, plays, text
 from tests.unit.gateway.gateway_lab import MODEL, Caller, gateway_lab
 
 pytestmark = pytest.mark.anyio
@@ -76,6 +77,7 @@ async def test_a_gateway_without_a_scheduler_is_not_ready() -> None:
         assert (caller.status, caller.error_code) == (503, "scheduler_unreachable")
 
 
+STREAM = plays(text("a"), USAGE, DONE)
 PAGE = "https://chat.example.org"
 PREFLIGHT = {
     "origin": PAGE,
@@ -97,6 +99,7 @@ async def test_a_browser_asks_for_leave_without_a_key() -> None:
 
 async def test_a_page_that_may_reads_answers_and_refusals() -> None:
     async with gateway_lab(keys=ApiKeys(["k" * 16]), cors_allowed_origins=(PAGE,)) as lab:
+        lab.engine.script = STREAM
         refused = await lab.post({"model": MODEL}, headers={"origin": PAGE})
         answered = await lab.post(
             {"model": MODEL, "stream": True}, headers={"origin": PAGE, "authorization": f"Bearer {'k' * 16}"}
@@ -110,14 +113,17 @@ async def test_a_page_that_may_reads_answers_and_refusals() -> None:
 async def test_without_origins_no_page_is_let_in() -> None:
     async with gateway_lab() as lab:
         assert (await lab.get("/v1/chat/completions", "OPTIONS", headers=PREFLIGHT)).status == 405
+        lab.engine.script = STREAM
         answered = await lab.post({"model": MODEL}, headers={"origin": PAGE})
         assert not any(name.startswith("access-control") for name in answered.answer_headers)
 
 
 async def test_a_stream_tells_caches_and_nginx_to_keep_nothing_back() -> None:
     async with gateway_lab() as lab:
+        lab.engine.script = STREAM
         stream = (await lab.post({"model": MODEL, "stream": True})).answer_headers
         assert (stream["cache-control"], stream["x-accel-buffering"]) == ("no-cache", "no")
+        lab.engine.script = answers(b"{}")
         assert "cache-control" not in (await lab.post({"model": MODEL})).answer_headers
 
 
