@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from serving.core.ray_application import LOOPBACK_SWITCH
+from serving.core.ray_application import LOOPBACK_SWITCH, SELDOM
 
 os.environ.setdefault(LOOPBACK_SWITCH, "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -22,22 +22,6 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault(
     "RAY_DEDUP_LOGS_SKIP_REGEX", r"Task ServeController\.\w+ failed.*was killed by `ray.kill`"
 )
-
-
-# What the Ray of one lab on one machine does less often than by Ray's defaults: docs/decisions/0009.
-SELDOM = {
-    # Serve's controller looks at everything in each turn of its loop; 0.1 s by default.
-    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
-    # Serve's own counts, which leave a process every 10 s anyway; 100 ms by default, in each process twice.
-    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",
-    # The agent beside the raylet: figures of the machine (5 s), and a folder of events that nobody reads (2 s).
-    "REPORTER_UPDATE_INTERVAL_MS": "10000",
-    "SCAN_EVENT_DIR_INTERVAL_SECONDS": "60",
-    # The raylet: objects of other nodes, workers to spare, room on the disk; 0.1, 0.2 and 0.1 s.
-    "RAY_object_manager_timer_freq_ms": "1000",
-    "RAY_kill_idle_workers_interval_ms": "1000",
-    "RAY_local_fs_monitor_interval_ms": "10000",
-}
 
 
 def rest_when_idle() -> None:

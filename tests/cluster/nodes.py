@@ -65,7 +65,8 @@ def ray_cluster() -> Iterator[RayCluster]:
     """A head that takes no engine, and the workers that a test adds."""
     # Not pytest's directory: Ray makes Unix sockets below it, whose paths must be short.
     directory = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
-    environment = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    others = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment = others | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     port = free_port()
     cluster = RayCluster(f"127.0.0.1:{port}", environment)
     try:

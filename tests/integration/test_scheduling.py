@@ -12,8 +12,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from serving.benchmarks.idle import title
+from serving.core.ray_application import SELDOM
 from serving.metrics.names import METRICS
-from serving.ray_environment import SELDOM
 from tests.running_lab import LOOPBACK, RunningLab, wait_until
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import mmap
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from serving import ray_environment
+from serving.core.ray_application import SELDOM
 
 # Where Ray 2.60 reads them, below its package.
 READERS = (
@@ -20,18 +23,24 @@ READERS = (
 )
 
 
-def test_a_ray_of_the_lab_s_own_rests_but_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept, *others = ray_environment.SELDOM
-    for name in others:
-        monkeypatch.setenv(name, "")  # so that it is taken away again after the test
-        monkeypatch.delenv(name)
-    monkeypatch.setenv(kept, "7")
-    ray_environment.rest_when_idle()
-    expected = {**ray_environment.SELDOM, kept: "7"}
-    assert {name: os.environ[name] for name in expected} == expected
+# In a process of its own: what the module sets when it is imported would reach every process of later tests.
+REST = """
+import json, os
+from serving import ray_environment
+ray_environment.rest_when_idle()
+print(json.dumps(dict(os.environ)))
+"""
 
 
-@pytest.mark.parametrize("name", ray_environment.SELDOM)
+def test_a_ray_of_the_lab_s_own_rests_but_what_the_user_set_stays() -> None:
+    kept, *others = SELDOM
+    environment = {name: value for name, value in os.environ.items() if name not in others} | {kept: "7"}
+    said = subprocess.run([sys.executable, "-c", REST], env=environment, capture_output=True, check=True)
+    expected = {**SELDOM, kept: "7"}
+    assert {name: json.loads(said.stdout)[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("name", SELDOM)
 def test_ray_knows_the_setting(name: str) -> None:
     spec = importlib.util.find_spec("ray")
     assert spec is not None

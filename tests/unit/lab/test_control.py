@@ -212,7 +212,12 @@ def test_ctrl_c_while_detaching_stops_the_half_started_lab(run_id: str, port: in
 def test_a_signal_in_mid_start_stops_it(
     number: signal.Signals, run_id: str, port: int, state_dir: Path
 ) -> None:
-    supervisor = Supervisor("hangs", run_id, port)
+    # Under `nohup` hang-ups are ignored, and a child would be born so.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        supervisor = Supervisor("hangs", run_id, port)
+    finally:
+        signal.signal(signal.SIGHUP, before)
     supervisor.wait_for("hanging")
     supervisor.process.send_signal(number)
     assert supervisor.end() == 130
