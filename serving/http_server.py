@@ -40,9 +40,8 @@ class QuietServer(uvicorn.Server):
             self._told_to_exit.clear()
 
     async def main_loop(self) -> None:
-        while not await self.on_tick(
-            0
-        ):  # uvicorn makes a new date header in its ticks of 0, 10, 20 and so on
+        # uvicorn makes a new date header in its ticks of 0, 10, 20 and so on.
+        while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._told_to_exit.wait(), TICK_S)
 

@@ -81,6 +81,11 @@ def api_key() -> str | None:
     return client_key() or os.environ.get("OPENAI_API_KEY") or None
 
 
+def base_url(environment: Any) -> str:
+    """Of the server that `--host`, or Locust's page, names."""
+    return server_root(environment.host or "")
+
+
 class Traffic:
     """What this process sends, test after test.
 
@@ -95,7 +100,7 @@ class Traffic:
         self.run: Run | None = None
 
     def connect(self) -> StreamingClient:
-        return StreamingClient(ClientSettings(server_root(self._environment.host or ""), api_key=api_key()))
+        return StreamingClient(ClientSettings(base_url(self._environment), api_key=api_key()))
 
     def begin(self, share: Share | None, done: Callable[[int], None], fail: Callable[[str], None]) -> None:
         """Find the server, and start the schedule if there is one.
@@ -151,9 +156,7 @@ class Run:
         self._environment = environment
         self._options = options = copy.copy(environment.parsed_options)
         self._workload = load_workload(options.workload, output_tokens=options.output_tokens)
-        self._server = find_server(
-            server_root(environment.host or ""), options.server, options.model, api_key()
-        )
+        self._server = find_server(base_url(environment), options.server, options.model, api_key())
         worker = getattr(environment.runner, "worker_index", 0)
         self._numbers = itertools.count(worker * PROMPTS_PER_WORKER)
         self._count_ended = count_ended

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from loadtest.client.connection import StampedConnection
 from loadtest.client.http_response import BadResponseError, HttpResponse
 from loadtest.client.record import ClientReason, RequestLabel, RequestRecord
+from serving.core.latency import choices_of
 from serving.core.request import Outcome
 from serving.core.sse import EventSplitter, EventTooLargeError, StreamEvent, UsageNotes, parse_event
 
@@ -118,11 +119,6 @@ class _Attempt:
             self.done_at_s = at_s
 
     @property
-    def chunk_choice(self) -> tuple[int, ...]:
-        """Which choice each chunk with text belongs to; empty where there is one only."""
-        return tuple(self.choice_of_chunk) if len(set(self.choice_of_chunk)) > 1 else ()
-
-    @property
     def chunk_tokens(self) -> tuple[int, ...] | None:
         """Tokens of each chunk with text, those of its choice's chunks without text before it included.
 
@@ -197,7 +193,7 @@ class StreamingClient:
             sent_at_s=attempt.sent_at_s,
             first_byte_at_s=attempt.first_byte_at_s,
             chunk_at_s=tuple(attempt.chunk_at_s),
-            chunk_choice=attempt.chunk_choice,
+            chunk_choice=choices_of(attempt.choice_of_chunk),
             chunk_tokens=attempt.chunk_tokens,
             finished_at_s=self._clock() if attempt.done_at_s is None else attempt.done_at_s,
             status=attempt.response.status,

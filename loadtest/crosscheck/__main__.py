@@ -21,7 +21,7 @@ from loadtest.crosscheck.table import engine_table, faults, figures_table, names
 from loadtest.crosscheck.tools import Tool, tools
 from serving import model_store
 from serving.core.errors import ConfigError
-from serving.core.exit_codes import ExitCode
+from serving.core.exit_codes import SIGNALLED, ExitCode
 
 TOOL_NAMES = [tool.name for tool in tools()]
 CASE_NAMES = [case.name for case in CASES]
@@ -48,15 +48,16 @@ def main(cases: tuple[str, ...], seed: int, chosen: tuple[str, ...]) -> None:
         title = case.title(profile, seed)
         results = _measure_all(used, case, profile, seed, tokenizer, f"{number} of {len(todo)}")
         click.echo(f"\n{title}:\n\n{figures_table(results)}\n\n{engine_table(results)}\n")
-        click.echo(f"{names_table(results)}\n\n{verdict(results)}\n")
-        verdicts.append(f"{case.name}, {profile.title}: {verdict(results)}")
+        said = verdict(results)
+        click.echo(f"{names_table(results)}\n\n{said}\n")
+        verdicts.append(f"{case.name}, {profile.title}: {said}")
         against += [f"{case.name}, {profile.title}: {fault}" for fault in faults(case, results)]
     click.echo("\n".join(verdicts + against))
     sys.exit(ExitCode.FAILED if against else ExitCode.OK)
 
 
 def _leave(number: int, _: FrameType | None) -> None:
-    sys.exit(128 + number)
+    sys.exit(SIGNALLED + number)
 
 
 def _measure_all(

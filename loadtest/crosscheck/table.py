@@ -57,7 +57,7 @@ def figures_table(results: Sequence[Measured | NotMeasured]) -> str:
     """A row for what each tool reports and one for what it was sent; `*` marks the closest and its ties."""
     measured = [result for result in results if isinstance(result, Measured)]
     marked = {quantity: closest(measured, quantity) for quantity in QUANTITIES}
-    lines = [_row(["tool", *TITLES.values()]), _row(["---", *["---:"] * len(TITLES)])]
+    lines = _head("tool", *TITLES.values())
     for result in results:
         if isinstance(result, NotMeasured):
             lines.append(_row([f"{result.tool}: not measured, {result.reason}", *[NONE] * len(TITLES)]))
@@ -77,10 +77,9 @@ def figures_table(results: Sequence[Measured | NotMeasured]) -> str:
 
 def engine_table(results: Sequence[Measured | NotMeasured]) -> str:
     """How the engine fared with each tool: it is to send on time, whatever presses the tool."""
-    lines = [
-        _row(["tool", "streams at most", "engine, of a core", "a write took, p95, ms", "engine goes first"]),
-        _row(["---", *["---:"] * 4]),
-    ]
+    lines = _head(
+        "tool", "streams at most", "engine, of a core", "a write took, p95, ms", "engine goes first"
+    )
     for each in results:
         if isinstance(each, Measured):
             share, took = f"{each.engine_share:.0%}", f"{each.resolution_ms:.2f}"
@@ -125,10 +124,7 @@ def faults(case: Case, results: Sequence[Measured | NotMeasured]) -> list[str]:
 
 def names_table(results: Sequence[Measured | NotMeasured]) -> str:
     """What each tool prints under the two names that mean different things."""
-    lines = [
-        _row(["tool", "its mean TPOT, ms", "its mean ITL, ms", "TPOT as sent", "gap as sent"]),
-        _row(["---", *["---:"] * 4]),
-    ]
+    lines = _head("tool", "its mean TPOT, ms", "its mean ITL, ms", "TPOT as sent", "gap as sent")
     for result in results:
         if isinstance(result, Measured):
             named = [
@@ -141,6 +137,11 @@ def names_table(results: Sequence[Measured | NotMeasured]) -> str:
                 )
             )
     return "\n".join(lines)
+
+
+def _head(first: str, *numbers: str) -> list[str]:
+    """The titles of a column of names and columns of numbers."""
+    return [_row([first, *numbers]), _row(["---", *["---:"] * len(numbers)])]
 
 
 def _row(cells: Sequence[str]) -> str:

@@ -22,9 +22,8 @@ VLLM_BENCH = (
     "parser = argparse.ArgumentParser(); add_cli_args(parser); main(parser.parse_args())"
 )
 SNAPSHOT = "0" * 40
-SERVED_NAME = (
-    "simulated:crosscheck"  # the model that the engine serves; ours asks for a lane behind the colon
-)
+# The model that the engine serves; ours asks for a lane behind the colon.
+SERVED_NAME = "simulated:crosscheck"
 OUR_RUN = "tandem"
 
 

@@ -58,8 +58,7 @@ def throughput_tpot(summary: Summary) -> Chart | None:
     In a time t per token, n answers written at once give n / t tokens/s (Little's law): a point tells how many
     of its users are being answered, and the rest of them wait.
     """
-    axis = _latency_axis(summary.slo, "tpot", "ms")
-    return _frontier(summary, axis, has_curves=_has_curves(axis))
+    return _frontier(summary, _latency_axis(summary.slo, "tpot", "ms"))
 
 
 def reading_ttft(summary: Summary) -> str:
@@ -75,7 +74,7 @@ def reading_tpot(summary: Summary) -> str:
     text = (
         "Up and to the left is better; to the right of a point, each reader sees the text appear more slowly."
     )
-    if _has_curves(_latency_axis(summary.slo, "tpot", "ms")):
+    if _latency_axis(summary.slo, "tpot", "ms").has_curves:
         text += (
             " A thin curve is so many answers written at once: where a point lies below that of its users, "
             "the others wait."
@@ -121,6 +120,11 @@ class _LatencyAxis:
     def title(self) -> str:
         return f"{self.metric.upper()} {self.percentile} ({self.unit}, log scale)"
 
+    @property
+    def has_curves(self) -> bool:
+        """Whether n / latency is what n answers at once give: of the median time per token alone."""
+        return self.metric == "tpot" and self.percentile == "p50"
+
 
 def _latency_axis(slo_text: str | None, metric: str, unit: str) -> _LatencyAxis:
     """The percentile that the objective limits, for a limit stands on no other axis; else the median."""
@@ -132,10 +136,6 @@ def _latency_axis(slo_text: str | None, metric: str, unit: str) -> _LatencyAxis:
         if limit.metric == metric and percentile is not None:
             return _LatencyAxis(metric, percentile, unit, limit.limit_s * _PER_S[unit], limit.text)
     return _LatencyAxis(metric, "p50", unit)
-
-
-def _has_curves(axis: _LatencyAxis) -> bool:
-    return axis.metric == "tpot" and axis.percentile == "p50"
 
 
 def _reading_of_objective(summary: Summary, metric: str) -> str:
@@ -179,7 +179,7 @@ def _panel(stage: StageSummary, load: ClosedLoop) -> str:
     return stage.workload + (f", {load.think_time_s:g} s think time" if load.think_time_s else "")
 
 
-def _frontier(summary: Summary, axis: _LatencyAxis, *, has_curves: bool = False) -> Chart | None:
+def _frontier(summary: Summary, axis: _LatencyAxis) -> Chart | None:
     """Throughput against a latency: a line for each lane, joined in order of concurrency."""
     points = [row for row in _rows(summary) if row[axis.field]]
     if not points:
@@ -188,7 +188,7 @@ def _frontier(summary: Summary, axis: _LatencyAxis, *, has_curves: bool = False)
     rows = [
         row
         for panel in dict.fromkeys(row["panel"] for row in points)
-        for row in _of_panel([row for row in points if row["panel"] == panel], axis, scales, has_curves)
+        for row in _of_panel([row for row in points if row["panel"] == panel], axis, scales)
     ]
     lanes = lane_series(summary)
     everything = alt.Chart().encode(
@@ -238,7 +238,7 @@ class _Scales:
         return Point(x_px, PANEL_HEIGHT_PX * (1 - y / self.top_y), text)
 
 
-def _of_panel(points: Sequence[Row], axis: _LatencyAxis, scales: _Scales, has_curves: bool) -> list[Row]:
+def _of_panel(points: Sequence[Row], axis: _LatencyAxis, scales: _Scales) -> list[Row]:
     """The points with their labels, then the objective's limit and the curves with theirs.
 
     `label` is what a row is called and `place` where that stands; none where it would cover something.
@@ -264,7 +264,7 @@ def _of_panel(points: Sequence[Row], axis: _LatencyAxis, scales: _Scales, has_cu
         for line, of_line in zip(lanes, places, strict=True)
         for row, place in zip(line, of_line, strict=True)
     ]
-    others = [*limits, *(_curves(points, axis, scales) if has_curves else ())]
+    others = [*limits, *(_curves(points, axis, scales) if axis.has_curves else ())]
     anchors = find_anchors(
         [line.in_panel(scales) for line in others], drawn, places, PANEL_WIDTH_PX, PANEL_HEIGHT_PX, bare
     )

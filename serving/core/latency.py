@@ -45,6 +45,11 @@ class RequestTimeline:
         return self.chunk_at_s[-1] if self.chunk_at_s else None
 
 
+def choices_of(choice_of_chunk: Sequence[int]) -> tuple[int, ...]:
+    """The `chunk_choice` of a timeline: empty where all chunks are of one choice, as nearly always."""
+    return tuple(choice_of_chunk) if len(set(choice_of_chunk)) > 1 else ()
+
+
 def ttft_s(timeline: RequestTimeline) -> float:
     """Time to first token: scheduled instant to first chunk with text, queueing included, in seconds.
 

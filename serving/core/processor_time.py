@@ -12,9 +12,7 @@ import time
 from pathlib import Path
 
 ENGINE_NICENESS = 15
-GROUP_NICENESS = (
-    10  # of an engine's group; 19, the lowest, stalls it beside sessions that are busy all the time
-)
+GROUP_NICENESS = 10  # of an engine's group; at 19, the lowest, busy sessions would stall it
 GROUP_PATIENCE_S = 5.0
 
 _SWITCH = Path("/proc/sys/kernel/sched_autogroup_enabled")
@@ -30,9 +28,8 @@ def yield_as_engine() -> None:
         os.setpriority(os.PRIO_PROCESS, 0, ENGINE_NICENESS)
     if os.getsid(0) == os.getpid():
         return
-    if (
-        os.getpgid(0) == os.getpid()
-    ):  # Ray makes each worker the leader of a process group, who may not leave it
+    # Ray makes each worker the leader of a process group, who may not leave it.
+    if os.getpgid(0) == os.getpid():
         os.setpgid(0, os.getpgid(os.getppid()))
     os.setsid()  # and leads a group of processes by the same number as before
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from serving.core.errors import Reason, UpstreamError
 from serving.core.lane import ANY_LANE
-from serving.core.latency import RequestTimeline, inter_chunk_latencies_s
+from serving.core.latency import RequestTimeline, choices_of, inter_chunk_latencies_s
 from serving.core.request import Outcome, ReplicaVerdict, RequestEnd
 from serving.gateway.metrics import GatewayMetrics
 from serving.gateway.openai_request import RoutedRequest
@@ -149,7 +149,7 @@ class RequestAccount:
             scheduled_at_s=self._arrived_at_s,
             sent_at_s=self._arrived_at_s,
             chunk_at_s=tuple(notes.chunk_at_s),
-            chunk_choice=tuple(notes.chunk_choice),
+            chunk_choice=choices_of(notes.chunk_choice),
             finished_at_s=time.monotonic(),
             output_tokens=notes.usage.output_tokens,
         )

@@ -15,9 +15,7 @@ from serving.gateway.scheduling_headers import read_wishes
 
 MAX_INT = 2**63 - 1
 DEFAULT_COMPLETION_TOKENS = 16  # what the API gives `/v1/completions` when the request names no limit
-MAX_CHOICES = (
-    128  # of `n` and a list of prompts when load is booked; what an engine accepts is its own affair
-)
+MAX_CHOICES = 128  # of one request, when load is booked; what an engine accepts is its own affair
 PLAIN_ONLY_OPTIONS = ("min_p", "logit_bias")  # refused by vLLM when speculation is on
 
 

@@ -143,8 +143,8 @@ class SimulatedApi:
             said = {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
             choices.append({"index": one.choice, "finish_reason": "length"} | said)
         made = sum(one.made for one in answer.choices)
-        usage = {"choices": choices, "usage": _usage(sum(answer.prompts), made)}
-        return JSONResponse(self._envelope(answer, is_chat, "") | usage)
+        parts = {"choices": choices, "usage": _usage(sum(answer.prompts), made)}
+        return JSONResponse(self._envelope(answer, is_chat, "") | parts)
 
     async def _events(
         self, answer: SimulatedAnswer, is_chat: bool, asked: _UsageAsked, sent: SentStream

@@ -57,6 +57,19 @@ class Scene:
             yield response
 
 
+@dataclass
+class CountingFinder:
+    """Finds the scheduler; `found` is how often it was there."""
+
+    plane: ControlPlane
+    found: int = 0
+
+    async def find(self) -> str:
+        address = await self.plane.address()
+        self.found += 1
+        return address
+
+
 def made(find_scheduler: Callable[[], Awaitable[str]], drain_timeout_s: float = 30) -> EngineReplica:
     engine = SimulatedEngine(LANE, ["sim"], max_model_len=1_000_000)
     return EngineReplica(engine, LANE, "b-1", "sim", find_scheduler, drain_timeout_s)
@@ -96,25 +109,18 @@ async def test_a_leaving_replica_does_not_announce_itself_to_the_next_scheduler(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(channel_module, "RECONNECT_DELAY_S", 0.01)
-    attempts = 0
     async with control_plane() as plane:
-
-        async def counted() -> str:
-            nonlocal attempts
-            address = await plane.address()
-            attempts += 1
-            return address
-
-        replica = made(counted)
+        finder = CountingFinder(plane)
+        replica = made(finder.find)
         url = await replica.start("127.0.0.1")
         await until(lambda: plane.is_ready("b-1"))
         async with Scene(plane, replica, url).streaming(max_tokens=100_000):
             closing = asyncio.create_task(replica.close())
             await until(lambda: plane.status["leaving_replicas"] == ["b-1"])
             await plane.stop()
-            before = attempts
+            before = finder.found
             await plane.start()
-            await until(lambda: attempts > before)
+            await until(lambda: finder.found > before)
             async with plane.replica("r2"):  # by now the scheduler has heard whatever was said to it before
                 assert [shown["replica"] for shown in plane.service.replicas()] == ["r2"]
             assert not closing.done()
@@ -148,18 +154,12 @@ async def test_one_of_another_release_says_so_once_and_joins_when_the_right_sche
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(channel_module, "REFUSED_DELAY_S", 0.01)
-    attempts = 0
     async with control_plane() as plane:
-
-        async def counted() -> str:
-            nonlocal attempts
-            attempts += 1
-            return await plane.address()
-
+        finder = CountingFinder(plane)
         monkeypatch.setattr(protocol, "PROTOCOL_VERSION", 2)  # the scheduler's; the hello has its own already
-        replica = made(counted)
+        replica = made(finder.find)
         await replica.start("127.0.0.1")
-        await until(lambda: attempts >= 4)
+        await until(lambda: finder.found >= 4)
         replica.check()
         assert plane.service.replicas() == []
         (said,) = [record.getMessage() for record in caplog.records if record.name == channel_module.__name__]

@@ -135,14 +135,19 @@ def test_a_tool_that_fails_or_sends_nothing_is_not_measured(tmp_path: Path, code
     assert reason in result.reason
 
 
+def starts_a_child(pid_file: Path, options: str = "") -> str:
+    """Code of a program whose child outlives every limit, and whose number it writes down."""
+    child = "import time; time.sleep(600)"
+    return (
+        f"import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', {child!r}], {options}); "
+        f"open({str(pid_file)!r}, 'w').write(str(child.pid))"
+    )
+
+
 def test_a_tool_that_does_not_end_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     # The child holds the output open: whoever waits for its end would wait for ever.
-    child = "import time; time.sleep(600)"
-    code = (
-        f"import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', {child!r}]); "
-        f"open({str(pid_file)!r}, 'w').write(str(child.pid)); child.wait()"
-    )
+    code = f"{starts_a_child(pid_file)}; child.wait()"
     with pytest.raises(subprocess.TimeoutExpired):
         run_bounded([sys.executable, "-c", code], dict(os.environ), limit_s=15.0)
     assert_gone(int(pid_file.read_text()))
@@ -150,11 +155,7 @@ def test_a_tool_that_does_not_end_is_ended_with_all_that_it_started(tmp_path: Pa
 
 def test_what_a_tool_left_behind_is_ended_too(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
-    child = "import time; time.sleep(600)"
-    code = (
-        f"import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', {child!r}], "
-        f"stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL); open({str(pid_file)!r}, 'w').write(str(child.pid))"
-    )
+    code = starts_a_child(pid_file, "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL")
     run_bounded([sys.executable, "-c", code], dict(os.environ), limit_s=60.0)
     assert_gone(int(pid_file.read_text()))
 

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.drawing.label_places import MARK_PX, Box, Point, find_anchors, find_places
+from loadtest.drawing.label_places import MARK_PX, Box, Place, Point, find_anchors, find_places
 
 WIDTH_PX, HEIGHT_PX = 330, 240
 
@@ -20,20 +21,27 @@ def apart(a: Box, b: Box) -> bool:
     return a[2] < b[0] or b[2] < a[0] or a[3] < b[1] or b[3] < a[1]
 
 
+def boxes_of_labels(drawn: Sequence[Sequence[Point]], places: Sequence[Sequence[Place | None]]) -> list[Box]:
+    return [
+        place.box(point.x, point.y, point.text)
+        for line, of_line in zip(drawn, places, strict=True)
+        for point, place in zip(line, of_line, strict=True)
+        if place is not None
+    ]
+
+
+def boxes_of_marks(drawn: Sequence[Sequence[Point]]) -> list[Box]:
+    half = MARK_PX / 2
+    return [(p.x - half, p.y - half, p.x + half, p.y + half) for line in drawn for p in line]
+
+
 @given(lines)
 def test_labels_keep_off_each_other_off_marks_and_in_the_panel(drawn: list[list[Point]]) -> None:
     found = find_places(drawn, WIDTH_PX, HEIGHT_PX)
     assert [len(line) for line in found] == [len(line) for line in drawn]
-    boxes = [
-        place.box(point.x, point.y, point.text)
-        for line, places in zip(drawn, found, strict=True)
-        for point, place in zip(line, places, strict=True)
-        if place is not None
-    ]
-    half = MARK_PX / 2
-    marks = [(p.x - half, p.y - half, p.x + half, p.y + half) for line in drawn for p in line]
+    boxes = boxes_of_labels(drawn, found)
     assert all(apart(a, b) for a, b in combinations(boxes, 2))
-    assert all(apart(box, mark) for box in boxes for mark in marks)
+    assert all(apart(box, mark) for box in boxes for mark in boxes_of_marks(drawn))
     assert all(box[0] >= 0 and box[1] >= 0 and box[2] <= WIDTH_PX and box[3] <= HEIGHT_PX for box in boxes)
 
 
@@ -79,16 +87,9 @@ def test_the_label_of_a_curve_keeps_off_marks_and_labels(drawn: list[list[Point]
         for curve, anchor in zip(curves, found, strict=True)
         if anchor is not None
     ]
-    labels = [
-        place.box(point.x, point.y, point.text)
-        for line, of_line in zip(drawn, places, strict=True)
-        for point, place in zip(line, of_line, strict=True)
-        if place is not None
-    ]
-    half = MARK_PX / 2
-    marks = [(p.x - half, p.y - half, p.x + half, p.y + half) for line in drawn for p in line]
+    others = (*boxes_of_labels(drawn, places), *boxes_of_marks(drawn))
     assert all(apart(a, b) for a, b in combinations(boxes, 2))
-    assert all(apart(box, other) for box in boxes for other in (*labels, *marks))
+    assert all(apart(box, other) for box in boxes for other in others)
 
 
 def test_a_curve_is_labelled_where_its_label_crosses_nothing() -> None:
