@@ -28,10 +28,10 @@ def test_engines_yield_and_what_routes_does_not(lab: RunningLab) -> None:
     assert {replica["niceness"] for replica in described["replicas"]} == {
         max(ours, processor_time.ENGINE_NICENESS)
     }
-    assert described["priorities"] == {
-        "gateway_niceness": ours,
-        "gateway_group_niceness": processor_time.group_niceness(),
-    }
+    assert described["priorities"]["gateway_niceness"] == ours
+    # Ray gives it a session, hence a group; this process may be in none, which is as good as one that is 0 nice.
+    its_group = described["priorities"]["gateway_group_niceness"]
+    assert (its_group or 0) == (processor_time.group_niceness() or 0)
     group = processor_time.GROUP_NICENESS if processor_time.has_groups() else None
     assert {replica["group_niceness"] for replica in described["replicas"]} == {group}
 

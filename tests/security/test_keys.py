@@ -117,7 +117,7 @@ def test_the_lesson_asks_with_the_key(lab: LockedLab, monkeypatch: pytest.Monkey
 
 def test_a_run_and_a_trace_hold_no_key(lab: LockedLab, tmp_path: Path) -> None:
     environment = lab.environment(FILE_KEY)
-    plan = ("--workloads", "story", "--concurrency", "2", "--output-tokens", "8", "--max-stage-s", "4")
+    plan = ("--workloads", "story", "--concurrency", "2", "--output-tokens", "8", "--max-stage-s", "60")
     ran = tandem(
         "bench", *plan, "--no-ceiling", "--out", str(tmp_path / "run"), environment=environment, limit_s=120
     )
