@@ -60,8 +60,12 @@ class GatewayConfig(_Settings):
     host: Host = LOOPBACK
     port: Port = GATEWAY_PORT
     replicas: int = Field(1, ge=1, le=64)
-    max_body_bytes: int = Field(1_048_576, ge=1024, le=67_108_864)
-    upload_timeout_s: Seconds = 60  # from the first byte of a request's body to the last
+    max_body_bytes: int = Field(
+        1_048_576, ge=1024, le=16_777_216
+    )  # reading one holds up all streams: 1 ms a MiB
+    max_connections: int = Field(10_000, ge=1, le=1_000_000)  # of each gateway; more are answered 503
+    header_timeout_s: Seconds = 10  # from a connection, or a request's first byte, to the end of its head
+    upload_timeout_s: Seconds = 60  # from the end of a request's head to the last byte of its body
     # One key a line; a path on the gateway's node, read there. Without it TANDEM_API_KEYS counts alone.
     api_keys_file: str | None = Field(None, min_length=1, max_length=4096)
     # Of pages that browsers let use the API, such as `https://chat.example.org`; `*` is all of them.
@@ -69,6 +73,8 @@ class GatewayConfig(_Settings):
     connect_timeout_s: Seconds = 5
     first_byte_timeout_s: Seconds = 300
     idle_timeout_s: Seconds = 60
+    answer_timeout_s: Seconds = 1800  # for an answer that is not streamed: its first byte comes with its last
+    client_stall_timeout_s: Seconds = 300  # how long a client may take nothing of its answer
     request_log: bool = False  # a line in the log for each request that ends; never what it said
 
     @field_validator("cors_allowed_origins")

@@ -3,13 +3,14 @@
 Beside `ray_environment`, which prepares for it, the only module that imports Ray.
 
 scheduler   one replica; admission, order, placement
-gateway     N replicas behind Ray Serve's HTTP proxy; the OpenAI API
+gateway     N replicas that share one port; the OpenAI API
 <lane>      one deployment per lane, one engine per replica
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import time
@@ -22,9 +23,8 @@ import aiohttp
 from serving import ray_environment  # isort: skip - must come before Ray
 
 import ray
-from fastapi import FastAPI
 from ray import serve
-from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, HTTPOptions, ProxyLocation
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, ProxyLocation
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatus
@@ -42,9 +42,11 @@ from serving.engines.vllm import environment
 from serving.gateway import api_keys
 from serving.gateway.app import build_gateway_app
 from serving.gateway.completion import Services
+from serving.gateway.http_protocol import Door
 from serving.gateway.metrics import GatewayMetrics
 from serving.gateway.metrics_page import build_own_app
 from serving.gateway.openai_request import model_names
+from serving.gateway.server import GatewayServer, listen
 from serving.gateway.upstream import UpstreamClient
 from serving.http_server import serve_app
 from serving.machine import port_fault
@@ -56,7 +58,6 @@ from serving.tracing.span_log import SpanLog
 POLL_S = 0.5
 CONNECT_TIMEOUT_S = 60
 ANSWER_TIMEOUT_S = 10
-PROXY_TIMEOUT_S = 10
 # Far above what the scheduler lets run: Serve must never be the one that queues.
 UNBOUNDED = 1_000_000
 ENGINES_ON_ONE_MACHINE = 10_000  # Ray alone on a machine is no judge of its memory
@@ -130,9 +131,8 @@ class EngineDeployment:
         await self._replica.close()
 
 
-@serve.ingress()
 class GatewayDeployment:
-    """The OpenAI API; Serve's proxy sends it whole HTTP requests."""
+    """The OpenAI API on a socket of its own; Serve starts it, looks after it, and carries none of its bytes."""
 
     async def __init__(  # type: ignore[misc]
         self, config: LabConfig, scheduler: DeploymentHandle, *lanes: DeploymentHandle, needs_key: bool
@@ -152,7 +152,7 @@ class GatewayDeployment:
         metrics = GatewayMetrics([lane.name for lane in config.lanes], config.slo, tenants)
         gateway_id = serve.get_replica_context().replica_id.unique_id
         spans = SpanLog(gateway_id)
-        # Behind the proxy a single gateway process cannot be reached; its metrics get a port of their own.
+        # Gateways share a port, where none of them can be singled out; their metrics have ports of their own.
         _, self._own_page, own_address = await serve_app(build_own_app(metrics.registry, spans), host)
         client = SchedulerClient(gateway_id, metrics_address=own_address, address=self._address)
         self._services = Services(
@@ -166,15 +166,26 @@ class GatewayDeployment:
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5))
         self._channel = asyncio.create_task(client.run())
         await client.wait_connected(CONNECT_TIMEOUT_S)
-
-    def __serve_build_asgi_app__(self) -> FastAPI:
-        return build_gateway_app(self._config, self._services, self._ask_scheduler, self._keys)
+        # Last: whoever connects is served.
+        app = build_gateway_app(config, self._services, self._ask_scheduler, self._keys)
+        door = Door(config.gateway.max_connections, config.gateway.header_timeout_s, metrics.refused)
+        listener = listen(config.gateway.host, config.gateway.port)
+        self._server = GatewayServer(app, listener, door, drain_timeout_s=config.scheduler.drain_timeout_s)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+        _pause_less()
 
     async def check_health(self) -> None:
+        if self._serving.done():
+            raise TandemError("the gateway's HTTP server ended")
         if self._channel.done():
             raise TandemError("the gateway's control channel ended")
         if self._own_page.done():
             raise TandemError("the HTTP server of the gateway's metrics ended")
+
+    async def __del__(self) -> None:
+        self._server.should_exit = True
+        await self._serving
+        self._channel.cancel()
 
     async def _ask_scheduler(self, path: str) -> Any:
         async with self._session.get(
@@ -192,6 +203,12 @@ def _prepare_process() -> None:
     """What every deployment does first in its process."""
     logging.getLogger("serving").setLevel(logging.INFO)
     ray_environment.bind_replica_server_to_node()
+
+
+def _pause_less() -> None:
+    """Keep what was there at the start out of every later collection, which would stop all streams for it."""
+    gc.collect()
+    gc.freeze()
 
 
 async def _ray_targets() -> list[dict[str, Any]]:
@@ -247,6 +264,7 @@ def application(config: LabConfig) -> serve.Application:
         GatewayDeployment,
         name="gateway",
         num_replicas=config.gateway.replicas,
+        max_surge_percent=100,  # in an update the new ones listen before the old ones leave
         ray_actor_options=front,
         **common,
     ).bind(config, scheduler, *lanes, needs_key=api_keys.are_configured(config.gateway))
@@ -315,18 +333,14 @@ class RayLab:
             _join_ray(self.address)
             _refuse_second_lab(self.address)
         on_progress("starting Ray Serve")
-        # As in what `tandem export serve` writes: no port is opened on the nodes of engines.
-        serve.start(
-            proxy_location=ProxyLocation.HeadOnly,
-            http_options=HTTPOptions(host=config.gateway.host, port=config.gateway.port),
-        )
-        if self.address is not None:
-            _need_proxy_here(config.gateway.host, config.gateway.port)
-        target = serve.RunTarget(application(config), name=APP_NAME, route_prefix="/")
+        serve.start(proxy_location=ProxyLocation.Disabled)
+        target = serve.RunTarget(application(config), name=APP_NAME, route_prefix=None)
         serve.run_many(
             [target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
         )
         _wait_until_running(on_progress, sum(lane.replicas for lane in config.lanes))
+        if self.address is not None:
+            _need_gateway_here(config.gateway.host, config.gateway.port)
 
     def take_down(self) -> None:
         """Stop a lab on the cluster whose supervisor died.
@@ -391,16 +405,13 @@ def _refuse_second_lab(address: str) -> None:
         )
 
 
-def _need_proxy_here(host: str, port: int) -> None:
-    """Raises: LabStartError: Serve's proxy listens elsewhere; whoever started Serve chose its address."""
-    give_up_at_s = time.monotonic() + PROXY_TIMEOUT_S
-    while port_fault(host, port) is None:
-        if time.monotonic() > give_up_at_s:
-            raise LabStartError(
-                f"Ray Serve does not listen on {host}:{port} of this machine: either Serve runs on the cluster "
-                "already, with another address (`serve shutdown` ends it), or this is not the cluster's head"
-            )
-        time.sleep(POLL_S)
+def _need_gateway_here(host: str, port: int) -> None:
+    """Raises: LabStartError: gateways listen on the cluster's head, and that is another machine."""
+    if port_fault(host, port) is None:
+        raise LabStartError(
+            f"the lab runs, but nothing listens on {host}:{port} of this machine: its gateways are on the head of "
+            "the Ray cluster; run this command there"
+        )
 
 
 def _wait_until_running(on_progress: Callable[[str], None], num_engines: int) -> None:

@@ -37,7 +37,9 @@ class Reason(StrEnum):
     REQUEST_TOO_LARGE = "request_too_large"
     HEADERS_TOO_LARGE = "headers_too_large"
     UPLOAD_TIMEOUT = "upload_timeout"
+    TOO_MANY_CONNECTIONS = "too_many_connections"
     CLIENT_CLOSED = "client_closed"
+    CLIENT_STALLED = "client_stalled"
     UPSTREAM_BROKE = "upstream_broke"
     UPSTREAM_TIMEOUT = "upstream_timeout"
     INTERNAL = "internal"
@@ -51,7 +53,7 @@ class ErrorShape:
     type: str
 
 
-# 499 is never sent: it names, in logs and metrics, a client that left.
+# 499 is never sent: it names, in logs and metrics, a client that left, or that took nothing of its answer.
 ERROR_SHAPES: dict[Reason, ErrorShape] = {
     Reason.QUEUE_FULL: ErrorShape(429, "rate_limit_error"),
     Reason.TENANT_OVER_SHARE: ErrorShape(429, "rate_limit_error"),
@@ -69,7 +71,9 @@ ERROR_SHAPES: dict[Reason, ErrorShape] = {
     Reason.REQUEST_TOO_LARGE: ErrorShape(413, "invalid_request_error"),
     Reason.HEADERS_TOO_LARGE: ErrorShape(431, "invalid_request_error"),
     Reason.UPLOAD_TIMEOUT: ErrorShape(408, "invalid_request_error"),
+    Reason.TOO_MANY_CONNECTIONS: ErrorShape(503, "service_unavailable_error"),
     Reason.CLIENT_CLOSED: ErrorShape(499, "client_closed_request"),
+    Reason.CLIENT_STALLED: ErrorShape(499, "client_closed_request"),
     Reason.UPSTREAM_BROKE: ErrorShape(502, "upstream_error"),
     Reason.UPSTREAM_TIMEOUT: ErrorShape(504, "timeout_error"),
     Reason.INTERNAL: ErrorShape(500, "internal_error"),
@@ -106,11 +110,16 @@ class RefusedError(TandemError):
 
 
 class UpstreamError(TandemError):
-    """An engine replica could not be reached, fell silent, or broke off."""
+    """An engine replica could not be reached, fell silent, or broke off.
 
-    def __init__(self, reason: Reason, message: str) -> None:
+    Attributes:
+        blames_replica: False where it says nothing of the replica, and another would do no better.
+    """
+
+    def __init__(self, reason: Reason, message: str, *, blames_replica: bool = True) -> None:
         super().__init__(message)
         self.reason = reason
+        self.blames_replica = blames_replica
 
 
 class LeaseError(TandemError):

@@ -13,6 +13,8 @@ import msgspec
 # An event that never ends must not eat the memory of the process that waits for its end.
 MAX_EVENT_BYTES = 4 * 1024 * 1024
 
+# The inside of a JSON string that holds no escape.
+_PLAIN_TEXT = re.compile(rb"[ !#-\[\]-\xff]+")
 _BLANK_LINE = re.compile(rb"\n\r?\n")
 
 
@@ -177,6 +179,54 @@ def _choice_part(choice: _Choice) -> tuple[int, str]:
         pieces += [call.function.arguments for call in part.tool_calls if call.function]
     text = "".join([piece for piece in pieces if piece and isinstance(piece, str)])
     return index if isinstance(index, int) else 0, text
+
+
+class EventShape:
+    """What the token events of one stream have in common: all but the text of one choice.
+
+    Attributes:
+        choice: the one whose text it brings.
+    """
+
+    __slots__ = ("_head", "_num_head_bytes", "_num_tail_bytes", "_tail", "choice")
+
+    def __init__(self, choice: int, head: bytes, tail: bytes) -> None:
+        self.choice = choice
+        self._head, self._num_head_bytes = head, len(head)
+        self._tail, self._num_tail_bytes = tail, len(tail)
+
+    @classmethod
+    def learn(cls, event: bytes, said: StreamEvent) -> EventShape | None:
+        """The shape of an event, of which `said` was read; None where its text does not stand there for itself.
+
+        That is so only where the text of one choice, and nothing else, is in it, and once.
+        """
+        if len(said.parts) != 1 or said.output_tokens is not None or event.count(b"\n") != 2:
+            return None
+        choice, text = said.parts[0]
+        quoted = b'"%b"' % text.encode()
+        # Without an escape in it, each of its strings stands there as it is.
+        if not text or b"\\" in event or event.count(quoted) != 1:
+            return None
+        if not (event.startswith(b"data:") and event.endswith(b"\n\n")):
+            return None
+        begin = event.index(quoted) + 1
+        return cls(choice, event[:begin], event[begin + len(quoted) - 2 :])
+
+    def is_of(self, event: bytes) -> bool:
+        """Whether an event is of this shape, and so brings text of its choice and says nothing else."""
+        if not (event.startswith(self._head) and event.endswith(self._tail)):
+            return False
+        text = event[self._num_head_bytes : len(event) - self._num_tail_bytes]
+        return _PLAIN_TEXT.fullmatch(text) is not None and (text.isascii() or _is_utf8(text))
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 class UsageNotes:

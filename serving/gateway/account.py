@@ -31,6 +31,7 @@ class Ending(NamedTuple):
 
 
 CLIENT_LEFT = Ending(Outcome.CANCELLED, Reason.CLIENT_CLOSED)
+CLIENT_STALLED = Ending(Outcome.CANCELLED, Reason.CLIENT_STALLED)
 
 
 class RequestAccount:
@@ -111,8 +112,8 @@ class RequestAccount:
         try:
             yield
             verdict = ReplicaVerdict.HEALTHY
-        except UpstreamError:
-            verdict = ReplicaVerdict.FAILED
+        except UpstreamError as error:
+            verdict = ReplicaVerdict.FAILED if error.blames_replica else ReplicaVerdict.UNTOLD
             raise
         finally:
             held.end = RequestEnd(verdict, self._first_token_s(held), self._tokens_so_far())
@@ -153,8 +154,7 @@ class RequestAccount:
             finished_at_s=time.monotonic(),
             output_tokens=notes.usage.output_tokens,
         )
-        for gap_s in inter_chunk_latencies_s(timeline):
-            metrics.inter_chunk.labels(lane=self.lane).observe(gap_s)
+        metrics.inter_chunk.observe(self.lane, inter_chunk_latencies_s(timeline))
         if ending.outcome is Outcome.COMPLETED:
             metrics.completed(
                 self.lane, timeline, notes.usage.prompt_tokens or 0, self._request.is_stream, tenant

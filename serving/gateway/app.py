@@ -1,22 +1,19 @@
-"""The gateway's HTTP application: routes and nothing else.
-
-`x-request-id` is put on every response by Ray Serve's proxy: the client's own, or one that the proxy made.
-"""
+"""The gateway's HTTP application: routes and nothing else."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
 import time
-import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import aiohttp
 from fastapi import FastAPI, Request, Response
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serving import __version__
 from serving.config import GatewayConfig, LabConfig
@@ -27,10 +24,11 @@ from serving.gateway.api_keys import ApiKeys
 from serving.gateway.completion import Completion, Services
 from serving.gateway.errors import error_response
 from serving.gateway.gate import Gate
+from serving.gateway.named_answers import CLIENT_REQUEST_ID, REQUEST_ID, REQUEST_ID_HEADER, NamedAnswers
 from serving.gateway.openai_request import model_names, route, unknown_model
 
-REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 DISTINCT_BYTES = 6
+COMPLETIONS = {"/v1/chat/completions": True, "/v1/completions": False}  # path, and whether it is a chat's
 READ = ["GET", "HEAD"]
 # What a page of another origin may read of an answer.
 EXPOSED_HEADERS = ("x-request-id", "retry-after", "x-tandem-lane", "x-tandem-replica", "x-tandem-reason")
@@ -41,36 +39,58 @@ AskScheduler = Callable[[str], Awaitable[Any]]
 
 def build_gateway_app(
     config: LabConfig, services: Services, ask_scheduler: AskScheduler, keys: ApiKeys = NO_KEYS
-) -> FastAPI:
+) -> ASGIApp:
     """The application.
 
     Args:
         ask_scheduler: gets a path of the scheduler's own HTTP interface as JSON.
         keys: what opens it.
     """
-    # No pages of FastAPI's own, and no redirects to whatever host the client names.
-    app = FastAPI(openapi_url=None, redirect_slashes=False)
-    app.add_middleware(Gate, keys=keys, count_refusal=services.metrics.refused)
+    app: ASGIApp = _Routes(config, services, build_pages(config, ask_scheduler))
+    app = Gate(app, keys, services.metrics.refused)
     if origins := config.gateway.cors_allowed_origins:
         # Outside of the gate: a browser asks for leave without a key, and must be able to read a refusal.
-        app.add_middleware(
-            CORSMiddleware,
+        app = CORSMiddleware(
+            app,
             allow_origins=origins,
             allow_methods=[*READ, "POST"],
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
             max_age=PREFLIGHT_MAX_AGE_S,
         )
-    started_at = int(time.time())
+    return NamedAnswers(app)
 
-    async def complete(request: Request, *, is_chat: bool) -> Any:
+
+class _Routes:
+    """A completion goes straight to its work, everything else to the pages."""
+
+    def __init__(self, config: LabConfig, services: Services, pages: ASGIApp) -> None:
+        self._config = config
+        self._services = services
+        self._pages = pages
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_chat = COMPLETIONS.get(scope.get("path", ""))
+        if is_chat is None:
+            await self._pages(scope, receive, send)
+        elif scope["method"] != "POST":
+            await error_response(_not_allowed(scope))(scope, receive, send)
+        else:
+            answer = await self._complete(scope, receive, is_chat=is_chat)
+            await answer(scope, receive, send)
+
+    async def _complete(self, scope: Scope, receive: Receive, *, is_chat: bool) -> ASGIApp:
+        """What answers it: a completion that is to be run, or why there is none."""
         arrived_at_s = time.monotonic()
+        services, config = self._services, self._config
+        client_id: str = scope["state"][CLIENT_REQUEST_ID]
+        # Two requests may carry the same id at once; scheduler and engine need to tell them apart.
+        request_id = f"{client_id}-{secrets.token_hex(DISTINCT_BYTES)}"
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         try:
-            client_id = _client_request_id(request) or uuid.uuid4().hex
-            # Two requests may carry the same id at once; scheduler and engine need to tell them apart.
-            request_id = f"{client_id}-{secrets.token_hex(DISTINCT_BYTES)}"
-            raw = await _body(request, config.gateway)
-            routed = route(raw, request.headers, request_id=request_id, is_chat=is_chat, config=config)
+            _check_request_id(headers)
+            raw = await _body(Request(scope, receive), config.gateway)
+            routed = route(raw, headers, request_id=request_id, is_chat=is_chat, config=config)
         except RefusedError as refusal:
             services.metrics.refused(refusal.reason)
             return error_response(refusal)
@@ -79,41 +99,35 @@ def build_gateway_app(
             return Response(
                 status_code=ERROR_SHAPES[Reason.CLIENT_CLOSED].status
             )  # nobody is there to read it
-        # An ASGI response, run by whom it is returned to: Starlette calls it with the connection.
         return Completion(
             services,
             routed,
-            path=_path(request),
+            path=scope["path"],
             client_request_id=client_id,
             arrived_at_s=arrived_at_s,
-            headers=request.headers,
+            headers=headers,
         )
 
-    async def chat_completions(request: Request) -> Any:
-        return await complete(request, is_chat=True)
 
-    async def completions(request: Request) -> Any:
-        return await complete(request, is_chat=False)
+def build_pages(config: LabConfig, ask_scheduler: AskScheduler) -> FastAPI:
+    """All that is no completion: the models, the lab's state, its health."""
+    # No pages of FastAPI's own, and no redirects to whatever host the client names.
+    app = FastAPI(openapi_url=None, redirect_slashes=False)
+    started_at = int(time.time())
 
     @app.exception_handler(404)
     async def not_found(request: Request, _: Exception) -> Response:
-        return error_response(
-            RefusedError(Reason.NOT_FOUND, f"no such path: {_path(request)[:MAX_SHOWN_CHARS]}")
-        )
+        path = request.scope["path"][:MAX_SHOWN_CHARS]
+        return error_response(RefusedError(Reason.NOT_FOUND, f"no such path: {path}"))
 
     @app.exception_handler(405)
     async def wrong_method(request: Request, _: Exception) -> Response:
-        message = f"{request.method} is not allowed on {_path(request)}"
-        return error_response(RefusedError(Reason.METHOD_NOT_ALLOWED, message))
+        return error_response(_not_allowed(request.scope))
 
     @app.exception_handler(Exception)
     async def fault(_: Request, error: Exception) -> Response:
         # Starlette raises the error again after this answer, so the server logs where it came from.
         return error_response(RefusedError(Reason.INTERNAL, f"the gateway failed: {type(error).__name__}"))
-
-    # Plain routes: the answer is an ASGI application, which FastAPI's own would try to serialise.
-    app.add_route("/v1/chat/completions", chat_completions, methods=["POST"])
-    app.add_route("/v1/completions", completions, methods=["POST"])
 
     def model(name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": started_at, "owned_by": "tandem"}
@@ -129,6 +143,10 @@ def build_gateway_app(
     @app.api_route("/health", methods=READ)
     async def health() -> dict[str, str]:
         return {"status": "ok"}
+
+    @app.api_route("/-/healthz", methods=READ)
+    async def healthz() -> PlainTextResponse:
+        return PlainTextResponse("success")  # what KubeRay asks of the port of a Serve application
 
     @app.api_route("/ready", methods=READ, response_model=None)
     async def ready() -> dict[str, str] | Response:
@@ -164,19 +182,16 @@ def build_gateway_app(
     return app
 
 
-def _path(request: Request) -> str:
-    """The path as it was routed; `request.url` is put together with the client's `Host`."""
-    path: str = request.scope["path"]
-    return path
+def _not_allowed(scope: Scope) -> RefusedError:
+    return RefusedError(Reason.METHOD_NOT_ALLOWED, f"{scope['method']} is not allowed on {scope['path']}")
 
 
-def _client_request_id(request: Request) -> str | None:
-    given = request.headers.get("x-request-id")
+def _check_request_id(headers: Mapping[str, str]) -> None:
+    given = headers.get(REQUEST_ID_HEADER)
     if given is not None and not REQUEST_ID.fullmatch(given):
         raise RefusedError(
             Reason.BAD_REQUEST, f"x-request-id must be 1 to 128 printable ASCII characters, got {len(given)}"
         )
-    return given
 
 
 async def _body(request: Request, config: GatewayConfig) -> bytes:

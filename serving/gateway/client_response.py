@@ -3,20 +3,52 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Coroutine, Mapping
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Protocol
 
-from starlette.types import Receive, Send
+from starlette.types import Receive, Scope, Send
 
 from serving.core.errors import ERROR_SHAPES, Reason
 from serving.gateway.errors import error_event, error_headers, error_object
 
-T = TypeVar("T")
+# Where a server of ours puts a `ClientConnection` into the scope; others have none.
+CONNECTION = "tandem.connection"
 
 
 class ClientGoneError(Exception):
     """The client closed the connection before the answer was whole."""
+
+
+class ClientStalledError(Exception):
+    """The client is there and takes nothing of its answer."""
+
+
+class Pausable(Protocol):
+    """Where an answer's bytes come from."""
+
+    def pause(self) -> None:
+        """The client takes no more for now."""
+
+    def resume(self) -> None:
+        """It does again."""
+
+
+class ClientConnection(Protocol):
+    """The connection that an answer goes to, for bytes that need not wait for a turn of the event loop."""
+
+    def write_chunk(self, data: bytes) -> None:
+        """Send a part of a body whose head has been sent."""
+
+    def cut_off(self) -> None:
+        """End the connection at once, whatever is still to be sent."""
+
+    def hold_back(self, source: Pausable | None) -> None:
+        """Pause `source` while the client takes no more; None: nobody any longer."""
+
+    def on_lost(self, call: Callable[[], None] | None) -> None:
+        """Call `call` when the connection ends, or at once when it has; None: nobody any longer."""
 
 
 class ClientResponse:
@@ -24,10 +56,12 @@ class ClientResponse:
 
     Attributes:
         placed: headers of any answer from now on: where the request runs.
+        connection: takes parts of the body without waiting; None where the server has no such thing.
     """
 
-    def __init__(self, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.placed: Mapping[str, str] = {}
+        self.connection: ClientConnection | None = scope.get("extensions", {}).get(CONNECTION)
         self._receive = receive
         self._send = send
         self._has_begun = False
@@ -51,7 +85,7 @@ class ClientResponse:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self, data: bytes = b"") -> None:
-        """Send the last part of the body."""
+        """Send the rest of the body."""
         await self._send({"type": "http.response.body", "body": data})
 
     async def fail(self, reason: Reason, message: str, retry_after_s: float | None = None) -> None:
@@ -63,24 +97,45 @@ class ClientResponse:
         await self.begin(ERROR_SHAPES[reason].status, "application/json", headers)
         await self.end(json.dumps(error_object(reason, message)).encode())
 
-    async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` to its end, or cancel it when the client closes the connection.
+    def cut_off(self) -> None:
+        """End it in the middle; without a connection to end, the server does so when the application returns."""
+        if self.connection is not None:
+            self.connection.cut_off()
+
+    @contextlib.asynccontextmanager
+    async def unless_gone(self) -> AsyncIterator[None]:
+        """Run the block to its end, or cancel it when the client closes the connection.
 
         Raises:
             ClientGoneError: it did.
         """
-        answer = asyncio.ensure_future(work)
-        goodbye = asyncio.ensure_future(self._disconnected())
+        task = asyncio.current_task()
+        assert task is not None
+        is_gone = False
+
+        def leave() -> None:
+            nonlocal is_gone
+            is_gone = True
+            task.cancel()
+
+        goodbye: asyncio.Task[None] | None = None
         try:
-            await asyncio.wait({answer, goodbye}, return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done():
-                raise ClientGoneError
-            return answer.result()
+            if self.connection is not None:
+                self.connection.on_lost(leave)
+            else:
+                goodbye = asyncio.create_task(self._disconnected())
+                goodbye.add_done_callback(lambda done: None if done.cancelled() else leave())
+            yield
+        except asyncio.CancelledError:
+            # As asyncio.timeout tells its own cancelling from that of others.
+            if is_gone and task.uncancel() == 0:
+                raise ClientGoneError from None
+            raise
         finally:
-            goodbye.cancel()
-            answer.cancel()
-            # Wait for the lease and the connection to be given back before the request counts as ended.
-            await asyncio.gather(answer, goodbye, return_exceptions=True)
+            if self.connection is not None:
+                self.connection.on_lost(None)
+            if goodbye is not None:
+                goodbye.cancel()
 
     async def _disconnected(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

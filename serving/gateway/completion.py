@@ -11,8 +11,8 @@ from starlette.types import Receive, Scope, Send
 
 from serving.core.errors import Reason, RefusedError, UpstreamError
 from serving.core.request import Outcome, SchedulingRequest
-from serving.gateway.account import CLIENT_LEFT, Ending, RequestAccount
-from serving.gateway.client_response import ClientGoneError, ClientResponse
+from serving.gateway.account import CLIENT_LEFT, CLIENT_STALLED, Ending, RequestAccount
+from serving.gateway.client_response import ClientGoneError, ClientResponse, ClientStalledError
 from serving.gateway.metrics import GatewayMetrics
 from serving.gateway.openai_request import RoutedRequest
 from serving.gateway.relay import relay
@@ -77,23 +77,30 @@ class Completion:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, stop the engine as soon as the client has gone, and account for how it ended."""
-        client = ClientResponse(receive, send)
+        client = ClientResponse(scope, receive, send)
         ending = Ending(Outcome.FAILED, Reason.INTERNAL)
         with self._services.spans.running(self._account.span):
             try:
                 ending = await self._answer(client)
             except (ClientGoneError, OSError):
                 ending = CLIENT_LEFT
+            except ClientStalledError:
+                ending = CLIENT_STALLED
+                client.cut_off()
             except asyncio.CancelledError:
                 ending = CLIENT_LEFT
                 raise
+            except Exception as error:
+                logger.exception("request %s", self._request.scheduling.request_id)
+                await client.fail(Reason.INTERNAL, f"the gateway failed: {type(error).__name__}")
             finally:
                 self._account.close(ending)
 
     async def _answer(self, client: ClientResponse) -> Ending:
         """Run the request; what keeps it from completing is told to the client."""
         try:
-            return await client.unless_gone(self._run(client))
+            async with client.unless_gone():
+                return await self._run(client)
         except RefusedError as refusal:
             await client.fail(refusal.reason, str(refusal), refusal.retry_after_s)
             return Ending(Outcome.REJECTED, refusal.reason)
@@ -111,6 +118,8 @@ class Completion:
         except UpstreamError as error:
             age_s = self._account.age_s
             if client.has_begun or not self._account.replica_id or _is_late(request, age_s):
+                raise
+            if not error.blames_replica:
                 raise
             first = error
         logger.warning("request %s: %s; trying another replica", request.request_id, first)
@@ -155,6 +164,7 @@ class Completion:
                         self._request.body,
                         request.request_id,
                         account.trace_headers,
+                        is_stream=self._request.is_stream,
                     ) as upstream:
                         account.first_byte()
                         return await relay(upstream, client, account.notes)

@@ -12,6 +12,7 @@ from serving.core.latency import RequestTimeline, e2e_latency_s, tpot_s, ttft_s
 from serving.core.request import Outcome
 from serving.metrics import names
 from serving.metrics import registry as make
+from serving.metrics.lane_histogram import LaneHistogram
 from serving.metrics.tenant_label import TenantLabels
 
 MET, MISSED = "met", "missed"  # label `result`
@@ -39,7 +40,7 @@ class GatewayMetrics:
         self._requests = make.counter(names.REQUESTS, self.registry)
         self._ttft = make.histogram(names.TTFT, self.registry)
         self._tpot = make.histogram(names.TPOT, self.registry)
-        self.inter_chunk = make.histogram(names.INTER_CHUNK, self.registry)
+        self.inter_chunk = LaneHistogram(names.INTER_CHUNK, self.registry)
         self._e2e = make.histogram(names.E2E, self.registry)
         self.reroutes = make.counter(names.REROUTES, self.registry)
         self._slo_requests = make.counter(names.SLO_REQUESTS, self.registry)

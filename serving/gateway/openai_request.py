@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from serving.config import LabConfig
 from serving.core.errors import MAX_SHOWN_CHARS, Reason, RefusedError
 from serving.core.request import BYTES_PER_TOKEN, SchedulingRequest
@@ -14,6 +16,15 @@ from serving.gateway.prefix import prefix_blocks
 from serving.gateway.scheduling_headers import read_wishes
 
 MAX_INT = 2**63 - 1
+_decode = msgspec.json.Decoder().decode
+# A number outside 64 bits has 19 digits or more; looking for them costs a hundredth of reading each number.
+_DIGITS_AS_0 = bytes.maketrans(
+    bytes(range(256)), bytes(48 if 48 <= byte <= 57 else 32 for byte in range(256))
+)
+_LONG_NUMBER = b"0" * 19
+_ASK_FOR_USAGE = b'"stream_options":{"include_usage":true},'
+PROMPT_FIELDS = ("messages", "prompt", "suffix", "tools", "documents")
+MAX_COUNTED_VALUES = 10_000  # of a prompt; one of more parts is booked by its bytes
 DEFAULT_COMPLETION_TOKENS = 16  # what the API gives `/v1/completions` when the request names no limit
 MAX_CHOICES = 128  # of one request, when load is booked; what an engine accepts is its own affair
 PLAIN_ONLY_OPTIONS = ("min_p", "logit_bias")  # refused by vLLM when speculation is on
@@ -58,13 +69,13 @@ def route(
     body = _parse(raw)
     wishes = read_wishes(headers, body, config.scheduler)
     lane = _lane(body.get("model"), config)
-    prompt_tokens = len(raw) // BYTES_PER_TOKEN
+    prompt_tokens = _prompt_tokens(raw, body)
     is_stream = body.get("stream") is True
     strip_usage = False
     if is_stream and isinstance(options := body.get("stream_options") or {}, dict):
         strip_usage = not options.get("include_usage")
         if strip_usage:
-            raw = json.dumps(body | {"stream_options": options | {"include_usage": True}}).encode()
+            raw = _asking_for_usage(raw, body, options)
     scheduling = SchedulingRequest(
         request_id=request_id,
         lane=lane,
@@ -80,14 +91,44 @@ def route(
     return RoutedRequest(scheduling, raw, is_stream, strip_usage)
 
 
+def _asking_for_usage(raw: bytes, body: dict[str, Any], options: dict[str, Any]) -> bytes:
+    """The body with usage asked for at the stream's end, and nowhere else: no client gets more than without us."""
+    if "stream_options" not in body:
+        begin = raw.index(b"{") + 1
+        return raw[:begin] + _ASK_FOR_USAGE + raw[begin:]
+    asked = {name: value for name, value in options.items() if name != "continuous_usage_stats"}
+    return msgspec.json.encode(body | {"stream_options": asked | {"include_usage": True}})
+
+
+def _prompt_tokens(raw: bytes, body: Mapping[str, Any]) -> int:
+    """About how many tokens the prompt has: its text in UTF-8, however the client wrote it, and its token ids."""
+    num_bytes = num_values = 0
+    left = [body[name] for name in PROMPT_FIELDS if name in body]
+    while left:
+        value = left.pop()
+        num_values += 1
+        if num_values > MAX_COUNTED_VALUES:
+            return len(raw) // BYTES_PER_TOKEN
+        if isinstance(value, str):
+            num_bytes += len(value) if value.isascii() else len(value.encode())
+        elif isinstance(value, list) and value and isinstance(value[0], int):
+            num_bytes += len(value) * BYTES_PER_TOKEN
+        elif isinstance(value, list):
+            left += value[: MAX_COUNTED_VALUES + 1]
+        elif isinstance(value, dict):
+            left += value.keys()
+            left += value.values()
+    return num_bytes // BYTES_PER_TOKEN
+
+
 def _parse(raw: bytes) -> dict[str, Any]:
     try:
-        body = json.loads(raw, parse_int=_int, parse_constant=_constant)
-        if rb"\u" in raw:
-            json.dumps(body, ensure_ascii=False).encode()  # half a surrogate pair is no text
+        if _LONG_NUMBER in raw.translate(_DIGITS_AS_0):
+            json.loads(raw, parse_int=_int)  # slower, and it sees each number before it is one
+        body = _decode(raw)
     except _NumberError as error:
         raise RefusedError(Reason.BAD_REQUEST, f"{_place_of_number(raw)}: {error}") from None
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # what msgspec raises is a ValueError
         raise RefusedError(Reason.BAD_REQUEST, f"the body is not valid JSON: {error!s:.300}") from None
     if not isinstance(body, dict):
         raise RefusedError(Reason.BAD_REQUEST, f"the body must be a JSON object, got {type(body).__name__}")
@@ -123,15 +164,11 @@ def _place_of_number(raw: bytes) -> str:
         return None
 
     try:
-        body = json.loads(raw, parse_int=marked, parse_constant=_constant)
+        body = json.loads(raw, parse_int=marked)
         found = place(body) if isinstance(body, dict | list) else None
     except (ValueError, RecursionError):  # it has another fault, further on
         found = None
     return f"`{'.'.join(found):.{MAX_SHOWN_CHARS}}`" if found else "the body"
-
-
-def _constant(name: str) -> float:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _lane(model: Any, config: LabConfig) -> str | None:

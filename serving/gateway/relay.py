@@ -11,18 +11,19 @@ from serving.gateway.account import Ending
 from serving.gateway.client_response import ClientResponse
 from serving.gateway.errors import error_headers, refusal_reason
 from serving.gateway.stream import StreamNotes
-from serving.gateway.upstream import Upstream
+from serving.gateway.upstream import UpstreamAnswer
 
 MAX_QUOTED_BYTES = 300
 # A cache would keep a stream back until its end, and so would nginx, unless it is told not to.
 STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
-async def relay(upstream: Upstream, client: ClientResponse, notes: StreamNotes) -> Ending:
+async def relay(upstream: UpstreamAnswer, client: ClientResponse, notes: StreamNotes) -> Ending:
     """Pass a replica's answer on to its end; how it ended.
 
     Raises:
         UpstreamError: the replica broke, or answered with a fault of its own.
+        ClientStalledError: the client took nothing for too long.
         OSError: the client's connection broke.
     """
     if upstream.status < 400 and upstream.content_type.startswith("text/event-stream"):
@@ -31,24 +32,54 @@ async def relay(upstream: Upstream, client: ClientResponse, notes: StreamNotes) 
     return await _pass_whole(upstream, client, notes)
 
 
-async def _pass_events(upstream: Upstream, client: ClientResponse, notes: StreamNotes) -> None:
-    async for chunk in upstream.chunks:
-        try:
-            data = notes.feed(chunk, time.monotonic())
-        except EventTooLargeError as error:
-            raise UpstreamError(Reason.UPSTREAM_BROKE, str(error)) from error
-        if data:
+async def _pass_events(upstream: UpstreamAnswer, client: ClientResponse, notes: StreamNotes) -> None:
+    while (block := await upstream.block()) is not None:
+        if data := _noted(notes, block):
             await client.begin(upstream.status, upstream.content_type, STREAM_HEADERS)
             await client.write(data)
-        if notes.error is not None:
-            raise UpstreamError(Reason.UPSTREAM_BROKE, f"the engine reported an error: {notes.error}")
+        _check(notes)
+        if client.connection is not None and client.has_begun:
+            await _pour(upstream, client, notes)
+            break
     if not notes.has_ended:
         raise UpstreamError(Reason.UPSTREAM_BROKE, "the engine ended its stream before the last event")
     await client.end()
 
 
-async def _pass_whole(upstream: Upstream, client: ClientResponse, notes: StreamNotes) -> Ending:
-    body = b"".join([chunk async for chunk in upstream.chunks])
+async def _pour(upstream: UpstreamAnswer, client: ClientResponse, notes: StreamNotes) -> None:
+    """Pass on what is left of a stream, each block from the callback that received it."""
+    connection = client.connection
+    assert connection is not None
+
+    def pass_on(block: bytes) -> None:
+        if data := _noted(notes, block):
+            connection.write_chunk(data)
+        _check(notes)
+
+    connection.hold_back(upstream)
+    try:
+        await upstream.pour(pass_on)
+    finally:
+        connection.hold_back(None)
+
+
+def _noted(notes: StreamNotes, block: bytes) -> bytes:
+    try:
+        return notes.feed(block, time.monotonic())
+    except EventTooLargeError as error:
+        raise UpstreamError(Reason.UPSTREAM_BROKE, str(error)) from error
+
+
+def _check(notes: StreamNotes) -> None:
+    if notes.error is not None:
+        raise UpstreamError(Reason.UPSTREAM_BROKE, f"the engine reported an error: {notes.error}")
+
+
+async def _pass_whole(upstream: UpstreamAnswer, client: ClientResponse, notes: StreamNotes) -> Ending:
+    blocks = []
+    while (block := await upstream.block()) is not None:
+        blocks.append(block)
+    body = b"".join(blocks)
     if upstream.status >= 500:
         quoted = body[:MAX_QUOTED_BYTES].decode(errors="replace")
         raise UpstreamError(Reason.UPSTREAM_BROKE, f"the engine answered {upstream.status}: {quoted}")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from serving.core.sse import EventSplitter, UsageNotes, parse_event
+from serving.core.sse import EventShape, EventSplitter, UsageNotes, parse_event
 
 
 @dataclass
 class StreamNotes:
     """Feeds on an engine's bytes and gives back the client's.
+
+    An engine's token events differ in their text alone: once one has been read, those of its shape are known by
+    their first and last bytes, and all others are read as before.
 
     Args:
         strip_usage: drop the usage event that the client did not ask for.
@@ -27,6 +30,7 @@ class StreamNotes:
     has_ended: bool = False
     error: str | None = None
     _splitter: EventSplitter = field(default_factory=EventSplitter)
+    _shape: EventShape | None = None
 
     def feed(self, data: bytes, now_s: float) -> bytes:
         """The whole events completed by `data`, for the client.
@@ -34,9 +38,15 @@ class StreamNotes:
         Raises:
             EventTooLargeError: an event does not end.
         """
-        return b"".join(event for event in self._splitter.feed(data) if self._keep(event, now_s))
+        events = self._splitter.feed(data)
+        return b"".join([event for event in events if self._keep(event, now_s)])
 
     def _keep(self, event: bytes, now_s: float) -> bool:
+        shape = self._shape
+        if shape is not None and shape.is_of(event):
+            self.chunk_at_s.append(now_s)
+            self.chunk_choice.append(shape.choice)
+            return self.error is None
         said = parse_event(event)
         for choice, text in said.parts:
             if text:
@@ -48,4 +58,5 @@ class StreamNotes:
         self.error = self.error or said.error
         if self.error is not None:
             return False  # what the engine says of its fault, and its [DONE] after it, are not the client's answer
+        self._shape = EventShape.learn(event, said) or shape
         return not (said.is_usage_only and self.strip_usage)

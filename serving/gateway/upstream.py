@@ -1,100 +1,412 @@
-"""One request to one engine replica, with a limit on every wait."""
+"""One request to one engine replica: its answer comes by callback, with a limit on every silence."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import lru_cache
+from urllib.parse import urlsplit
 
-import aiohttp
+import httptools
 
 from serving.config import GatewayConfig
 from serving.core.errors import Reason, UpstreamError
+from serving.gateway.client_response import ClientStalledError
+
+IDLE_CONNECTION_S = 15.0  # less than a replica keeps one open (`serving/http_server.py`)
+MAX_KEPT_BYTES = 256 * 1024  # received and not yet taken; above it the replica has to wait
+
+Sink = Callable[[bytes], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Upstream:
-    """A replica's answer, headers read and body still to come.
+class UpstreamAnswer:
+    """A replica's answer: head first, then the body block by block, each with its limit.
+
+    A block is what the network brought at once: any number of events, and parts of them.
 
     Attributes:
-        chunks: the body, once; each wait for more of it has its limit.
-
-    Raises:
-        UpstreamError: from `chunks`: the answer broke off, or fell silent.
+        status: of the head, once `head` has returned.
+        content_type: likewise.
     """
 
-    status: int
-    content_type: str
-    chunks: AsyncIterator[bytes]
+    def __init__(self, url: str, config: GatewayConfig, *, is_stream: bool) -> None:
+        self.status = 0
+        self.content_type = "application/json"
+        self._url = url
+        self._config = config
+        self._is_stream = is_stream
+        self._loop = asyncio.get_running_loop()
+        self._connection: _Connection | None = None
+        self._blocks: list[bytes] = []
+        self._num_kept_bytes = 0
+        self._sink: Sink | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._fault: Exception | None = None
+        self._has_head = False
+        self._is_whole = False
+        self._phase = "first byte"
+        self._limit_s = config.first_byte_timeout_s if is_stream else config.answer_timeout_s
+        self._heard_at_s = self._loop.time()
+        self._paused_at_s: float | None = None  # the client takes no more
+        self._timer = self._loop.call_later(self._limit_s, self._look)
+
+    # For whoever relays it
+
+    async def head(self) -> None:
+        """Wait for the head.
+
+        Raises:
+            UpstreamError: it did not come, or not in time.
+        """
+        while not self._has_head and self._fault is None:
+            await self._news()
+        self._raise_fault()
+
+    async def block(self) -> bytes | None:
+        """The next block of the body; None at its end.
+
+        Raises:
+            UpstreamError: the answer broke off, or fell silent.
+        """
+        while not self._blocks and not self._is_whole and self._fault is None:
+            await self._news()
+        if self._blocks:
+            return self._take()
+        self._raise_fault()
+        return None
+
+    async def pour(self, sink: Sink) -> None:
+        """Give each block to `sink` as it comes, from the very callback that received it, to the end of the body.
+
+        Raises:
+            UpstreamError: the answer broke off, or fell silent; or `sink` raised it.
+        """
+        self._sink = sink
+        if self._blocks:
+            sink(self._take())
+        while not self._is_whole and self._fault is None:
+            await self._news()
+        self._raise_fault()
+
+    def pause(self) -> None:
+        """Let the replica wait: the client takes no more for now."""
+        if self._paused_at_s is None and self._connection is not None and not self._is_whole:
+            self._paused_at_s = self._loop.time()
+            self._connection.pause()
+
+    def resume(self) -> None:
+        """The client takes more again."""
+        if self._paused_at_s is not None:
+            self._paused_at_s = None
+            self._heard_at_s = self._loop.time()
+            if self._connection is not None:
+                self._connection.resume()
+
+    # For the connection it comes by
+
+    def begin(self, connection: _Connection) -> None:
+        """The request is on its way."""
+        self._connection = connection
+        self._heard_at_s = self._loop.time()
+
+    def take_head(self, status: int, content_type: str | None) -> None:
+        """The head has come."""
+        self.status = status
+        self.content_type = content_type or self.content_type
+        self._has_head = True
+        self._heard_at_s = self._loop.time()
+        self._wake()
+
+    def take_block(self, block: bytes) -> None:
+        """A part of the body has come."""
+        self._heard_at_s = self._loop.time()
+        if self._phase == "first byte":
+            self._phase, self._limit_s = "next byte", self._config.idle_timeout_s
+            self._timer.cancel()
+            self._timer = self._loop.call_later(self._limit_s, self._look)
+        if self._sink is None:
+            self._blocks.append(block)
+            self._num_kept_bytes += len(block)
+            if self._num_kept_bytes > MAX_KEPT_BYTES and self._connection is not None:
+                self._connection.pause()
+            self._wake()
+            return
+        try:
+            self._sink(block)
+        except Exception as error:  # noqa: BLE001 - raised where the end is awaited, not in the event loop
+            self.break_off(error)
+
+    def finish(self) -> None:
+        """The whole body has come."""
+        self._is_whole = True
+        self._timer.cancel()
+        self._wake()
+
+    def break_off(self, fault: Exception) -> None:
+        """No more will come."""
+        if self._fault is None and not self._is_whole:
+            self._fault = fault
+        self._timer.cancel()
+        self._wake()
+
+    def lose(self, why: str) -> None:
+        """The connection broke."""
+        message = f"the engine replica broke before its {self._phase}: {why}"
+        self.break_off(UpstreamError(Reason.UPSTREAM_BROKE, message))
+
+    # Waiting
+
+    async def _news(self) -> None:
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _take(self) -> bytes:
+        block = b"".join(self._blocks)
+        self._blocks.clear()
+        if self._num_kept_bytes > MAX_KEPT_BYTES and self._connection is not None:
+            self._connection.resume()
+        self._num_kept_bytes = 0
+        return block
+
+    def _raise_fault(self) -> None:
+        if self._fault is not None:
+            raise self._fault
+
+    def _look(self) -> None:
+        """Whether it has been silent for too long; the one timer of an answer, set anew only when it fires."""
+        now_s = self._loop.time()
+        if self._paused_at_s is not None:
+            left_s = self._config.client_stall_timeout_s - (now_s - self._paused_at_s)
+            if left_s <= 0:
+                self.break_off(ClientStalledError())
+                return
+        else:
+            left_s = self._limit_s - (now_s - self._heard_at_s)
+            if left_s <= 0:
+                self.break_off(self._silence())
+                return
+        self._timer = self._loop.call_later(left_s, self._look)
+
+    def _silence(self) -> UpstreamError:
+        config = self._config
+        if not self._is_stream and self._phase == "first byte":
+            # Its head comes after the whole generation: that it is long is no fault of the replica.
+            return UpstreamError(
+                Reason.UPSTREAM_TIMEOUT,
+                f"the answer was not ready in time (gateway.answer_timeout_s={config.answer_timeout_s:g})",
+                blames_replica=False,
+            )
+        limits = f"gateway.first_byte_timeout_s={config.first_byte_timeout_s:g}, "
+        limits += f"gateway.idle_timeout_s={config.idle_timeout_s:g}"
+        return UpstreamError(Reason.UPSTREAM_TIMEOUT, f"the engine sent no {self._phase} in time ({limits})")
+
+
+class _Connection(asyncio.Protocol):
+    """One connection to a replica, for one exchange after the other.
+
+    Args:
+        on_lost: hears of its end.
+    """
+
+    def __init__(self, on_lost: Callable[[_Connection], None]) -> None:
+        self._on_lost = on_lost
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._answer: UpstreamAnswer | None = None
+        self._content_type: str | None = None
+        self._body: list[bytes] = []
+        self._ends_by_close = True
+        self._is_paused = False
+        self.is_open = False
+        self.free_since_s = 0.0
+
+    def send(self, head: bytes, body: bytes, answer: UpstreamAnswer) -> None:
+        """Send a request whose answer goes to `answer`."""
+        assert self._transport is not None
+        self._answer = answer
+        self._content_type = None
+        self._ends_by_close = True
+        answer.begin(self)
+        self._transport.writelines((head, body))
+
+    def is_free(self) -> bool:
+        """Whether it can carry another exchange: the last one came to its end."""
+        return self.is_open and self._answer is None
+
+    def close(self) -> None:
+        """Close it now, whatever is under way."""
+        self._answer = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    def pause(self) -> None:
+        if not self._is_paused and self.is_open and self._transport is not None:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._is_paused and self.is_open and self._transport is not None:
+            self._is_paused = False
+            self._transport.resume_reading()
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self.is_open = True
+
+    def data_received(self, data: bytes) -> None:
+        answer = self._answer
+        if answer is None:
+            self.close()  # nobody has asked for it
+            return
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            answer.lose(f"not HTTP: {error}")
+            self.close()
+            return
+        self._hand_over(answer)
+
+    def _hand_over(self, answer: UpstreamAnswer) -> None:
+        if self._body:
+            block = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+            self._body.clear()
+            answer.take_block(block)
+        if self._answer is None:  # the message was complete
+            answer.finish()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_open = False
+        answer, self._answer = self._answer, None
+        self._on_lost(self)
+        if answer is None:
+            return
+        if error is None and self._ends_by_close and answer.status:
+            answer.finish()
+        else:
+            answer.lose(str(error) if error else "the connection was closed")
+
+    # httptools, while it is fed
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        match name.lower():
+            case b"content-type":
+                self._content_type = value.decode("latin-1")
+            case b"content-length" | b"transfer-encoding":
+                self._ends_by_close = False
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if self._answer is not None and status >= 200:
+            self._answer.take_head(status, self._content_type)
+
+    def on_body(self, body: bytes) -> None:
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        if self._parser.get_status_code() < 200:
+            return  # 100 Continue: the answer follows
+        if not self._parser.should_keep_alive():
+            self.is_open = False
+        self._answer = None
 
 
 class UpstreamClient:
-    """Pooled connections to the replicas; one per gateway."""
+    """Connections to the replicas, kept for further requests; one client per gateway.
+
+    Their number has no bound of its own: the scheduler bounds what runs, and a second bound here would be a queue
+    that nobody sees.
+    """
 
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
-        # limit=0: the scheduler bounds what runs; a second, hidden bound here would be a queue nobody sees.
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=15),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=config.connect_timeout_s),
-            auto_decompress=False,
-        )
+        self._free: dict[tuple[str, int], dict[_Connection, None]] = {}
+        self._all: set[_Connection] = set()
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._session.close()
+        for connection in list(self._all):
+            connection.close()
+        await asyncio.sleep(0)
 
     @contextlib.asynccontextmanager
     async def post(
-        self, url: str, body: bytes, request_id: str, carried: Mapping[str, str]
-    ) -> AsyncIterator[Upstream]:
-        """Send a request; leaving the block closes the connection, which stops the generation.
+        self, url: str, body: bytes, request_id: str, carried: Mapping[str, str], *, is_stream: bool
+    ) -> AsyncIterator[UpstreamAnswer]:
+        """Send a request; leaving the block before the answer's end closes the connection: the generation stops.
 
         Args:
             carried: further headers.
+            is_stream: events are wanted, so a first byte comes long before the whole answer.
 
         Raises:
             UpstreamError: no connection, no answer in time, or the answer broke off.
         """
-        headers = {"content-type": "application/json", "x-request-id": request_id, **carried}
+        host, port, path, authority = _parts(url)
+        connection = await self._connect(host, port, url)
+        headers = {
+            "host": authority,
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            "x-request-id": request_id,
+            **carried,
+        }
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        answer = UpstreamAnswer(url, self._config, is_stream=is_stream)
         try:
-            async with asyncio.timeout(self._config.first_byte_timeout_s):
-                response = await self._session.post(url, data=body, headers=headers)
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise _explain(error, url, "first byte", self._config) from error
-        try:
-            content_type = response.headers.get("content-type", "application/json")
-            yield Upstream(response.status, content_type, self._chunks(response, url))
+            connection.send(f"POST {path} HTTP/1.1\r\n{lines}\r\n".encode("latin-1"), body, answer)
+            await answer.head()
+            yield answer
         finally:
-            # A response read to its end is back in the pool already; any other is cut off.
-            response.close()
+            answer.finish()
+            if connection.is_free():
+                connection.resume()
+                connection.free_since_s = asyncio.get_running_loop().time()
+                self._free.setdefault((host, port), {})[connection] = None
+            else:
+                connection.close()
 
-    async def _chunks(self, response: aiohttp.ClientResponse, url: str) -> AsyncIterator[bytes]:
-        limit_s = self._config.first_byte_timeout_s
-        phase = "first byte"
-        while True:
-            try:
-                async with asyncio.timeout(limit_s):
-                    chunk = await response.content.readany()
-            except (aiohttp.ClientError, OSError, TimeoutError) as error:
-                raise _explain(error, url, phase, self._config) from error
-            if not chunk:
-                return
-            yield chunk
-            limit_s, phase = self._config.idle_timeout_s, "next byte"
+    async def _connect(self, host: str, port: int, url: str) -> _Connection:
+        free = self._free.get((host, port))
+        loop = asyncio.get_running_loop()
+        while free:
+            connection, _ = free.popitem()
+            if connection.is_free() and loop.time() - connection.free_since_s < IDLE_CONNECTION_S:
+                return connection
+            connection.close()
+        try:
+            async with asyncio.timeout(self._config.connect_timeout_s):
+                _, connection = await loop.create_connection(lambda: _Connection(self._forget), host, port)
+        except TimeoutError as error:
+            limit = f"gateway.connect_timeout_s={self._config.connect_timeout_s:g}"
+            raise UpstreamError(
+                Reason.UPSTREAM_TIMEOUT, f"the engine replica at {url} took no connection in time ({limit})"
+            ) from error
+        except OSError as error:
+            raise UpstreamError(
+                Reason.UPSTREAM_BROKE, f"the engine replica broke before its first byte: {error}"
+            ) from error
+        self._all.add(connection)
+        return connection
+
+    def _forget(self, connection: _Connection) -> None:
+        self._all.discard(connection)
+        for free in self._free.values():
+            free.pop(connection, None)
 
 
-def _explain(error: Exception, url: str, phase: str, config: GatewayConfig) -> UpstreamError:
-    if isinstance(error, aiohttp.ConnectionTimeoutError):
-        limit = f"gateway.connect_timeout_s={config.connect_timeout_s:g}"
-        return UpstreamError(
-            Reason.UPSTREAM_TIMEOUT, f"the engine replica at {url} took no connection in time ({limit})"
-        )
-    if isinstance(error, TimeoutError):
-        limits = f"gateway.first_byte_timeout_s={config.first_byte_timeout_s:g}, "
-        limits += f"gateway.idle_timeout_s={config.idle_timeout_s:g}"
-        return UpstreamError(Reason.UPSTREAM_TIMEOUT, f"the engine sent no {phase} in time ({limits})")
-    return UpstreamError(
-        Reason.UPSTREAM_BROKE, f"the engine replica broke before its {phase}: {error or type(error).__name__}"
-    )
+@lru_cache(maxsize=4096)
+def _parts(url: str) -> tuple[str, int, str, str]:
+    """Host, port, path and authority of a replica's URL."""
+    parts = urlsplit(url)
+    return parts.hostname or "", parts.port or 80, parts.path, parts.netloc

@@ -1,4 +1,8 @@
-"""A gateway without Ray: its application, a real scheduler, and a fake engine behind one lane each."""
+"""A gateway without Ray: its application, a real scheduler, and a fake engine behind one lane each.
+
+It is called in one of two ways: as an ASGI server does it, message by message, or over a socket of its own server.
+`conftest.py` runs each test that uses a lab in both.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,19 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, MutableMapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
-from fastapi import FastAPI
+import httptools
 from starlette.types import ASGIApp
 
 from serving.config import GatewayConfig, LabConfig, SchedulerConfig
 from serving.gateway.api_keys import ApiKeys
 from serving.gateway.app import NO_KEYS, build_gateway_app
 from serving.gateway.completion import Services
+from serving.gateway.http_protocol import Door
 from serving.gateway.metrics import GatewayMetrics
+from serving.gateway.server import GatewayServer, listen
 from serving.gateway.upstream import UpstreamClient
 from serving.tracing.otlp import Tracing
 from serving.tracing.span_log import SpanLog
@@ -25,6 +32,41 @@ from tests.unit.scheduler.control_plane import LANES, ControlPlane, control_plan
 
 MODEL = "smollm2-135m"
 Message = MutableMapping[str, Any]
+DOOR_LIMITS = {"max_connections": 100, "header_timeout_s": 5.0}
+
+
+class Way(StrEnum):
+    """How callers reach the gateway."""
+
+    ASGI = "asgi"
+    SOCKET = "socket"
+
+
+way = Way.ASGI  # set by the fixture
+
+
+@dataclass(frozen=True)
+class OwnServer:
+    """A gateway's server on a socket; `tasks` are the requests it is at."""
+
+    address: tuple[str, int]
+    tasks: set[asyncio.Task[None]]
+
+
+@contextlib.asynccontextmanager
+async def own_server(app: ASGIApp, metrics: GatewayMetrics, **limits: Any) -> AsyncIterator[OwnServer]:
+    """The gateway's server for an application, until the block is left."""
+    door = Door(**(DOOR_LIMITS | limits), count_refusal=metrics.refused)
+    listener = listen("127.0.0.1", 0)
+    address = listener.getsockname()[:2]
+    server = GatewayServer(app, listener, door, drain_timeout_s=10)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    await until(lambda: server.started)
+    try:
+        yield OwnServer(address, server.server_state.tasks)
+    finally:
+        server.should_exit = True
+        await serving
 
 
 @dataclass
@@ -51,7 +93,10 @@ class Caller:
             for part in parts
         ]
 
-    async def call(self, app: ASGIApp) -> None:
+    async def call(self, app: ASGIApp | OwnServer) -> None:
+        if isinstance(app, OwnServer):
+            await self._call_over_socket(app)
+            return
         path, _, query = self.path.partition("?")
         scope = {
             "type": "http",
@@ -63,6 +108,53 @@ class Caller:
             "headers": [(name.encode(), value.encode()) for name, value in self.headers.items()],
         }
         await app(scope, self._receive, self._send)
+
+    async def _call_over_socket(self, server: OwnServer) -> None:
+        reader, writer = await asyncio.open_connection(*server.address)
+        parts = [self.body] if self.body_parts is None else self.body_parts
+        # An upload that is not whole promises a byte that never comes.
+        length = sum(map(len, parts)) + (self.body_parts is not None)
+        headers = {"host": "lab", "content-length": str(length), **self.headers}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        writer.write(f"{self.method} {self.path} HTTP/1.1\r\n{lines}\r\n".encode() + b"".join(parts))
+        if self.is_cut_off:
+            writer.transport.abort()
+        answered = asyncio.create_task(self._read_answer(reader))
+        gone = asyncio.create_task(self.gone.wait())
+        try:
+            await asyncio.wait({answered, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if answered.done():
+                answered.result()
+        finally:
+            gone.cancel()
+            answered.cancel()
+            writer.close()
+        await until(lambda: not server.tasks)
+
+    async def _read_answer(self, reader: asyncio.StreamReader) -> None:
+        parser = httptools.HttpResponseParser(self)
+        while not self.is_complete:
+            data = await reader.read(65_536)
+            if not data:
+                return
+            parser.feed_data(data)
+            if self.status is None:
+                self.status = parser.get_status_code() or None
+        self.gone.set()
+
+    # httptools
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name not in (b"date", b"transfer-encoding"):  # the server's own
+            self.answer_headers[name.decode()] = value.decode()
+
+    def on_body(self, data: bytes) -> None:
+        self.got += data
+
+    def on_message_complete(self) -> None:
+        self.is_complete = True
+
+    # ASGI
 
     async def _receive(self) -> Message:
         if self._to_send:
@@ -99,7 +191,7 @@ class Caller:
 
 @dataclass
 class GatewayLab:
-    app: FastAPI
+    app: ASGIApp | OwnServer
     plane: ControlPlane
     engine: FakeEngine
     metrics: GatewayMetrics
@@ -181,9 +273,9 @@ async def gateway_lab(
         upstream, metrics, spans = UpstreamClient(config.gateway), GatewayMetrics(), SpanLog("g")
         services = Services(client, upstream, metrics, spans, tracing, logs_requests)
         app = build_gateway_app(config, services, ask_scheduler, keys)
-        try:
-            yield GatewayLab(app, plane, engine, metrics, spans)
+        async with contextlib.AsyncExitStack() as opened:
+            opened.push_async_callback(upstream.close)
+            door = app if way is Way.ASGI else await opened.enter_async_context(own_server(app, metrics))
+            yield GatewayLab(door, plane, engine, metrics, spans)
             await until(lambda: plane.counts == (0, 0))
             await until(lambda: engine.num_open == 0)
-        finally:
-            await upstream.close()

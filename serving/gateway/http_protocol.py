@@ -1,0 +1,243 @@
+"""The client's connection: uvicorn's own protocol, with limits on what comes in and a short way out for streams.
+
+uvicorn parses and frames. Here is what it has not: a bound on a request's head in bytes and in time, errors in the
+shape of the OpenAI API, a connection that outlasts an `Upgrade` nobody wants, and bytes written without a task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httptools
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from serving.core.errors import ERROR_SHAPES, Reason, RefusedError
+from serving.gateway.client_response import CONNECTION, Pausable
+from serving.gateway.errors import error_object, error_response
+from serving.gateway.gate import MAX_HEADER_BYTES
+
+# A client of a gateway that leaves has this long to send its next request on a connection it holds open.
+IDLE_GRACE_S = 1.0
+# Method, spaces, the protocol's name and line ends stand beside what MAX_HEADER_BYTES counts.
+MAX_HEAD_BYTES = MAX_HEADER_BYTES + 1024
+END_OF_HEAD = re.compile(rb"\r?\n\r?\n")
+UPGRADE = re.compile(rb"\nupgrade[ \t]*:", re.IGNORECASE)
+HIDDEN_UPGRADE = b"\nx-not-upgraded:"
+
+
+@dataclass
+class Door:
+    """What the connections of one gateway share.
+
+    Attributes:
+        max_connections: above it a request is answered 503.
+        header_timeout_s: from a connection, or the first byte of a further request, to the end of the head.
+        count_refusal: hears of what is turned away before it is a request.
+        is_draining: the gateway leaves; each connection ends with its next answer.
+    """
+
+    max_connections: int
+    header_timeout_s: float
+    count_refusal: Callable[[Reason], None]
+    is_draining: bool = False
+
+    async def full(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The application of a connection too many."""
+        self.count_refusal(Reason.TOO_MANY_CONNECTIONS)
+        message = f"{self.max_connections} connections are open (gateway.max_connections)"
+        await error_response(RefusedError(Reason.TOO_MANY_CONNECTIONS, message, 1))(scope, receive, send)
+
+
+class GatewayProtocol(HttpToolsProtocol):
+    """One client's connection; also a `ClientConnection`."""
+
+    def __init__(self, *args: Any, door: Door, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.app: ASGIApp
+        self._door = door
+        self._head = bytearray()  # of a request that is not yet given to the parser
+        self._is_between = True  # requests: the parser holds no part of one
+        self._num_head_bytes = 0  # of a pipelined request whose head the parser holds a part of
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._source: Pausable | None = None
+        self._call_when_lost: Callable[[], None] | None = None
+
+    # ClientConnection
+
+    def write_chunk(self, data: bytes) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def cut_off(self) -> None:
+        self.cycle.disconnected = True  # so that uvicorn does not call it the application's fault
+        self.transport.abort()
+
+    def hold_back(self, source: Pausable | None) -> None:
+        self._source = source
+        if source is not None and self.flow.write_paused:
+            source.pause()
+
+    def on_lost(self, call: Callable[[], None] | None) -> None:
+        self._call_when_lost = call
+        if call is not None and self.transport.is_closing():
+            call()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._source is not None:
+            self._source.pause()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._source is not None:
+            self._source.resume()
+
+    # The connection's life
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._door.max_connections:
+            self.app = self._door.full
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_awaiting_head()
+        self._source = None
+        super().connection_lost(exc)
+        if self._call_when_lost is not None:
+            call, self._call_when_lost = self._call_when_lost, None
+            call()
+
+    def shutdown(self) -> None:
+        """End the connection with the answer under way, or with that to a request that is on its way to it."""
+        if self._is_busy:
+            self.cycle.keep_alive = False
+        else:
+            self.loop.call_later(IDLE_GRACE_S, self._close_if_idle)
+
+    @property
+    def _is_busy(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _close_if_idle(self) -> None:
+        if not self._is_busy and not self._head:
+            self.transport.close()
+
+    # A request's head: given to the parser when it is whole
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_between:
+            whole = self._whole_head(data)
+            if whole is None:
+                return
+            data = whole
+        self._stop_awaiting_head()
+        self._feed(data)
+        if (
+            not self._is_between and self._num_head_bytes >= 0
+        ):  # part of a further request's head came with it
+            self._num_head_bytes += len(data)
+            if self._num_head_bytes > MAX_HEAD_BYTES:
+                self._refuse(Reason.HEADERS_TOO_LARGE, _head_bound(self._num_head_bytes))
+            else:
+                self._await_head()
+
+    def _whole_head(self, data: bytes) -> bytes | None:
+        """What has come, once it begins with a whole head; else it is kept, and None."""
+        search_from = max(0, len(self._head) - 3)
+        self._head += data
+        end = END_OF_HEAD.search(self._head, search_from)
+        num_bytes = end.end() if end else len(self._head)
+        if num_bytes > MAX_HEAD_BYTES:
+            self._refuse(Reason.HEADERS_TOO_LARGE, _head_bound(num_bytes))
+            return None
+        if end is None and self._head[:1].isalpha():  # else it is no HTTP, and not worth the wait
+            if self._head_timer is None:
+                self._unset_keepalive_if_required()
+                self._await_head()
+            return None
+        whole = bytes(self._head)
+        self._head.clear()
+        if UPGRADE.search(whole, 0, num_bytes):
+            # With that line the parser takes the body for another protocol's.
+            whole = UPGRADE.sub(HIDDEN_UPGRADE, whole[:num_bytes]) + whole[num_bytes:]
+        return whole
+
+    def _feed(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # CONNECT, or an upgrade in a pipelined request: what follows it cannot be told from its body.
+            if self.cycle is not None:
+                self.cycle.keep_alive = False
+        except httptools.HttpParserError:
+            self.send_400_response("")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_between = False
+        self._num_head_bytes = 0
+        self.scope["extensions"] = {CONNECTION: self}  # type: ignore[dict-item]
+
+    def on_headers_complete(self) -> None:
+        self._num_head_bytes = -1
+        super().on_headers_complete()
+        if self._door.is_draining:
+            self.cycle.keep_alive = False
+
+    def on_message_complete(self) -> None:
+        self._is_between = True
+        super().on_message_complete()
+
+    # Refusals of what is no request
+
+    def _await_head(self) -> None:
+        self._stop_awaiting_head()
+        self._head_timer = self.loop.call_later(self._door.header_timeout_s, self._head_is_late)
+
+    def _stop_awaiting_head(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        if self._is_busy:
+            self._await_head()  # an answer is under way, and has its own limits
+        elif not self._head and self._is_between:
+            self.transport.close()  # it never said a word
+        else:
+            limit = f"gateway.header_timeout_s={self._door.header_timeout_s:g}"
+            self._refuse(
+                Reason.UPLOAD_TIMEOUT, f"the head of the request was not whole after that time ({limit})"
+            )
+
+    def send_400_response(self, msg: str) -> None:
+        """As uvicorn calls it for what it cannot read."""
+        self._refuse(Reason.BAD_REQUEST, "this is not a valid HTTP/1.1 request")
+
+    def _refuse(self, reason: Reason, message: str) -> None:
+        """Answer and close; behind an answer under way there is only the closing."""
+        self._head.clear()
+        self._stop_awaiting_head()
+        if self.transport.is_closing():
+            return
+        self._door.count_refusal(reason)
+        if not self._is_busy:
+            body = json.dumps(error_object(reason, message)).encode()
+            head = STATUS_LINE[ERROR_SHAPES[reason].status]
+            head += b"content-type: application/json\r\nx-tandem-reason: %b\r\n" % str(reason).encode()
+            head += b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+            self.transport.write(head + body)
+        self.transport.close()
+
+
+def _head_bound(num_bytes: int) -> str:
+    return f"the head of the request has {num_bytes} bytes or more; at most {MAX_HEAD_BYTES}"
