@@ -84,6 +84,13 @@ class ClientResponse:
         """Send a part of the body; returns when the client's connection takes more."""
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
+    async def answer(
+        self, status: int, content_type: str, body: bytes, extra: Mapping[str, str] | None = None
+    ) -> None:
+        """Send a whole answer."""
+        await self.begin(status, content_type, {**(extra or {}), "content-length": str(len(body))})
+        await self.end(body)
+
     async def end(self, data: bytes = b"") -> None:
         """Send the rest of the body."""
         await self._send({"type": "http.response.body", "body": data})
@@ -94,8 +101,8 @@ class ClientResponse:
             await self.end(error_event(reason, message))
             return
         headers = error_headers(reason, retry_after_s)
-        await self.begin(ERROR_SHAPES[reason].status, "application/json", headers)
-        await self.end(json.dumps(error_object(reason, message)).encode())
+        body = json.dumps(error_object(reason, message)).encode()
+        await self.answer(ERROR_SHAPES[reason].status, "application/json", body, headers)
 
     def cut_off(self) -> None:
         """End it in the middle; without a connection to end, the server does so when the application returns."""

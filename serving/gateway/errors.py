@@ -14,7 +14,13 @@ from serving.core.sse import parse_answer
 TOO_LONG_PHRASES = ("maximum context length", "maximum model length")
 # Refused before the body was read: what else comes of it belongs to no request.
 UNREAD = frozenset(
-    {Reason.INVALID_API_KEY, Reason.HEADERS_TOO_LARGE, Reason.REQUEST_TOO_LARGE, Reason.UPLOAD_TIMEOUT}
+    {
+        Reason.INVALID_API_KEY,
+        Reason.HEADERS_TOO_LARGE,
+        Reason.REQUEST_TOO_LARGE,
+        Reason.UPLOAD_TIMEOUT,
+        Reason.TOO_MANY_CONNECTIONS,
+    }
 )
 
 

@@ -93,6 +93,5 @@ async def _pass_whole(upstream: UpstreamAnswer, client: ClientResponse, notes: S
     if upstream.status >= 400:
         reason = refusal_reason(body)
         ending, extra = Ending(Outcome.REJECTED, reason), error_headers(reason)
-    await client.begin(upstream.status, upstream.content_type, extra)
-    await client.end(body)
+    await client.answer(upstream.status, upstream.content_type, body, extra)
     return ending

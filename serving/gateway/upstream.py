@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import lru_cache
+from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -94,12 +95,14 @@ class UpstreamAnswer:
         if self._paused_at_s is None and self._connection is not None and not self._is_whole:
             self._paused_at_s = self._loop.time()
             self._connection.pause()
+            self._set_timer(self._config.client_stall_timeout_s)
 
     def resume(self) -> None:
         """The client takes more again."""
         if self._paused_at_s is not None:
             self._paused_at_s = None
             self._heard_at_s = self._loop.time()
+            self._set_timer(self._limit_s)
             if self._connection is not None:
                 self._connection.resume()
 
@@ -123,8 +126,7 @@ class UpstreamAnswer:
         self._heard_at_s = self._loop.time()
         if self._phase == "first byte":
             self._phase, self._limit_s = "next byte", self._config.idle_timeout_s
-            self._timer.cancel()
-            self._timer = self._loop.call_later(self._limit_s, self._look)
+            self._set_timer(self._limit_s)
         if self._sink is None:
             self._blocks.append(block)
             self._num_kept_bytes += len(block)
@@ -181,7 +183,7 @@ class UpstreamAnswer:
             raise self._fault
 
     def _look(self) -> None:
-        """Whether it has been silent for too long; the one timer of an answer, set anew only when it fires."""
+        """Whether it has been silent for too long; the one timer of an answer, which no block sets anew."""
         now_s = self._loop.time()
         if self._paused_at_s is not None:
             left_s = self._config.client_stall_timeout_s - (now_s - self._paused_at_s)
@@ -193,7 +195,12 @@ class UpstreamAnswer:
             if left_s <= 0:
                 self.break_off(self._silence())
                 return
-        self._timer = self._loop.call_later(left_s, self._look)
+        self._set_timer(left_s)
+
+    def _set_timer(self, after_s: float) -> None:
+        self._timer.cancel()
+        if not self._is_whole and self._fault is None:
+            self._timer = self._loop.call_later(after_s, self._look)
 
     def _silence(self) -> UpstreamError:
         config = self._config
@@ -260,8 +267,7 @@ class _Connection(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
         self.is_open = True
 
     def data_received(self, data: bytes) -> None:

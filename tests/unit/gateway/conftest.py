@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 
 from tests.unit.gateway import gateway_lab
@@ -9,12 +11,12 @@ from tests.unit.gateway.gateway_lab import Way
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if getattr(metafunc.module, "gateway_lab", None) is gateway_lab.gateway_lab:
+    uses_a_lab = getattr(metafunc.module, "gateway_lab", None) is gateway_lab.gateway_lab
+    if uses_a_lab and inspect.iscoroutinefunction(metafunc.function):
         only = metafunc.definition.get_closest_marker("only_way")
-        metafunc.fixturenames.append("called_by")
         metafunc.parametrize("called_by", only.args if only else list(Way), indirect=True)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def called_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway_lab, "way", request.param)
+    monkeypatch.setattr(gateway_lab, "way", getattr(request, "param", Way.ASGI))

@@ -32,7 +32,6 @@ from tests.unit.scheduler.control_plane import LANES, ControlPlane, control_plan
 
 MODEL = "smollm2-135m"
 Message = MutableMapping[str, Any]
-DOOR_LIMITS = {"max_connections": 100, "header_timeout_s": 5.0}
 
 
 class Way(StrEnum):
@@ -47,23 +46,38 @@ way = Way.ASGI  # set by the fixture
 
 @dataclass(frozen=True)
 class OwnServer:
-    """A gateway's server on a socket; `tasks` are the requests it is at."""
+    """A gateway's server on a socket."""
 
+    application: ASGIApp
     address: tuple[str, int]
-    tasks: set[asyncio.Task[None]]
+    server: GatewayServer
+
+    @property
+    def tasks(self) -> set[asyncio.Task[None]]:
+        """The requests it is at."""
+        return self.server.server_state.tasks
+
+    @property
+    def connections(self) -> set[Any]:
+        return self.server.server_state.connections
+
+    def leave(self) -> None:
+        self.server.should_exit = True
 
 
 @contextlib.asynccontextmanager
-async def own_server(app: ASGIApp, metrics: GatewayMetrics, **limits: Any) -> AsyncIterator[OwnServer]:
+async def own_server(
+    app: ASGIApp, metrics: GatewayMetrics, config: GatewayConfig
+) -> AsyncIterator[OwnServer]:
     """The gateway's server for an application, until the block is left."""
-    door = Door(**(DOOR_LIMITS | limits), count_refusal=metrics.refused)
+    door = Door(config.max_connections, config.header_timeout_s, metrics.refused)
     listener = listen("127.0.0.1", 0)
     address = listener.getsockname()[:2]
     server = GatewayServer(app, listener, door, drain_timeout_s=10)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await until(lambda: server.started)
     try:
-        yield OwnServer(address, server.server_state.tasks)
+        yield OwnServer(app, address, server)
     finally:
         server.should_exit = True
         await serving
@@ -275,7 +289,11 @@ async def gateway_lab(
         app = build_gateway_app(config, services, ask_scheduler, keys)
         async with contextlib.AsyncExitStack() as opened:
             opened.push_async_callback(upstream.close)
-            door = app if way is Way.ASGI else await opened.enter_async_context(own_server(app, metrics))
+            door = (
+                app
+                if way is Way.ASGI
+                else await opened.enter_async_context(own_server(app, metrics, config.gateway))
+            )
             yield GatewayLab(door, plane, engine, metrics, spans)
             await until(lambda: plane.counts == (0, 0))
             await until(lambda: engine.num_open == 0)

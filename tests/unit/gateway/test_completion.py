@@ -34,6 +34,7 @@ async def test_a_whole_answer_passes_through_unchanged() -> None:
         assert (caller.status, caller.got) == (200, WHOLE)
         assert caller.answer_headers == {
             "content-type": "application/json",
+            "content-length": str(len(WHOLE)),
             "x-tandem-lane": "batched",
             "x-tandem-replica": "b",
             "x-request-id": "mine",

@@ -152,8 +152,17 @@ def test_usage_is_asked_for_and_hidden_when_the_client_did_not_ask(options: dict
 
 
 def test_other_stream_options_are_kept() -> None:
+    found = routed(stream=True, stream_options={"x": 1})
+    assert json.loads(found.body)["stream_options"] == {"x": 1, "include_usage": True}
+
+
+def test_usage_in_every_chunk_is_only_for_who_asked_for_usage() -> None:
+    """An engine gives none to who asks for it continuously and not at all; the gateway's asking changes nothing."""
     found = routed(stream=True, stream_options={"continuous_usage_stats": True})
-    assert json.loads(found.body)["stream_options"] == {"continuous_usage_stats": True, "include_usage": True}
+    assert (found.strip_usage, json.loads(found.body)["stream_options"]) == (True, {"include_usage": True})
+    both = {"continuous_usage_stats": True, "include_usage": True}
+    found = routed(stream=True, stream_options=both)
+    assert (found.strip_usage, json.loads(found.body)["stream_options"]) == (False, both)
 
 
 @pytest.mark.parametrize("options", ["yes", [1], 5])

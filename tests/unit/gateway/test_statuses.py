@@ -95,10 +95,10 @@ async def leaving_during_the_answer(lab: GatewayLab) -> Caller:
     return caller
 
 
-def engine_that(script: Any) -> Callable[[GatewayLab], Awaitable[Caller]]:
+def engine_that(script: Any, **asked: Any) -> Callable[[GatewayLab], Awaitable[Caller]]:
     async def situation(lab: GatewayLab) -> Caller:
         lab.engine.script = script
-        return await lab.post(ASKED)
+        return await lab.post(ASKED | asked)
 
     return situation
 
@@ -201,12 +201,21 @@ ROWS = [
     ),
     Row(
         "engine silent",
-        engine_that(stays_silent),
+        engine_that(stays_silent, stream=True),
         504,
         Reason.UPSTREAM_TIMEOUT,
         "failed",
         "sequential",
         gateway={"first_byte_timeout_s": 0.02},
+    ),
+    Row(
+        "whole answer not ready",
+        engine_that(stays_silent),
+        504,
+        Reason.UPSTREAM_TIMEOUT,
+        "failed",
+        "sequential",
+        gateway={"answer_timeout_s": 0.02},
     ),
     Row("client left", leaving_during_the_answer, None, Reason.CLIENT_CLOSED, "cancelled", "sequential"),
     Row("not JSON", posted(b"{"), 400, Reason.BAD_REQUEST),
@@ -268,8 +277,9 @@ async def test_status(row: Row) -> None:
 
 
 def test_every_reason_has_a_row() -> None:
-    # In test_app, test_completion, test_gate.
+    # In test_app, test_completion, test_gate, test_server.
     elsewhere = {Reason.NOT_FOUND, Reason.METHOD_NOT_ALLOWED, Reason.INTERNAL, Reason.INVALID_API_KEY}
+    elsewhere |= {Reason.TOO_MANY_CONNECTIONS, Reason.CLIENT_STALLED}
     assert {row.reason for row in ROWS} | elsewhere == set(Reason)
 
 

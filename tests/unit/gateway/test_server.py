@@ -1,0 +1,393 @@
+"""The gateway's own socket: what a client may do to it, byte by byte, and how it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from serving.gateway import http_protocol
+from serving.gateway.http_protocol import MAX_HEAD_BYTES, Door
+from serving.gateway.server import GatewayServer, listen
+from tests.unit.gateway.fake_engine import DONE, Exchange, answers, plays, text
+from tests.unit.gateway.gateway_lab import MODEL, GatewayLab, OwnServer, Way, gateway_lab
+from tests.unit.scheduler.control_plane import until
+
+pytestmark = [pytest.mark.anyio, pytest.mark.only_way(Way.SOCKET)]
+
+CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
+STREAM = CHAT | {"stream": True}
+WHOLE = json.dumps({"choices": [{"message": {"content": "hi"}}]}).encode()
+HEALTH = b"GET /health HTTP/1.1\r\nhost: lab\r\n\r\n"
+
+
+def request(body: Any, *lines: bytes) -> bytes:
+    raw = json.dumps(body).encode()
+    head = [b"POST /v1/chat/completions HTTP/1.1", b"host: lab", b"content-length: %d" % len(raw), *lines]
+    return b"\r\n".join([*head, b"", b""]) + raw
+
+
+class Connection:
+    """A client that writes what it likes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self.writer = reader, writer
+
+    def write(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    async def until(self, end: bytes) -> bytes:
+        return await self._reader.readuntil(end)
+
+    async def answer(self) -> tuple[int, bytes]:
+        """Status and body of the next answer, which says its length."""
+        head = await self.until(b"\r\n\r\n")
+        length = re.search(rb"content-length: (\d+)", head)
+        assert length is not None, head
+        return int(head.split()[1]), await self._reader.readexactly(int(length[1]))
+
+    async def rest(self) -> bytes:
+        """All that comes until the server closes."""
+        async with asyncio.timeout(10):
+            return await self._reader.read()
+
+
+@contextlib.asynccontextmanager
+async def connected(server: Any) -> AsyncIterator[Connection]:
+    assert isinstance(server, OwnServer)
+    reader, writer = await asyncio.open_connection(*server.address)
+    try:
+        yield Connection(reader, writer)
+    finally:
+        writer.close()
+
+
+def code_of(answer: bytes) -> tuple[int, str]:
+    """Status and code of an error that is one in the shape of the OpenAI API, and nothing behind it."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    said = json.loads(body)
+    assert set(said) == {"error"}
+    assert b"connection: close" in head
+    return int(head.split()[1]), said["error"]["code"]
+
+
+# Heads
+
+
+async def test_a_head_that_does_not_end_is_a_408() -> None:
+    async with gateway_lab(header_timeout_s=0.05) as lab, connected(lab.app) as client:
+        client.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost:")
+        assert code_of(await client.rest()) == (408, "upload_timeout")
+        assert lab.ended == {("", "rejected", "upload_timeout"): 1}
+
+
+async def test_a_head_that_comes_drop_by_drop_has_no_longer() -> None:
+    async with gateway_lab(header_timeout_s=0.1) as lab, connected(lab.app) as client:
+
+        async def drip() -> None:
+            with contextlib.suppress(ConnectionError):
+                while True:
+                    client.write(b"x")
+                    await client.writer.drain()
+                    await asyncio.sleep(0.01)
+
+        dripping = asyncio.create_task(drip())
+        assert code_of(await client.rest()) == (408, "upload_timeout")
+        dripping.cancel()
+
+
+async def test_a_further_head_that_does_not_end_is_a_408() -> None:
+    async with gateway_lab(header_timeout_s=0.05) as lab, connected(lab.app) as client:
+        client.write(HEALTH)
+        assert (await client.answer())[0] == 200
+        client.write(HEALTH[:-1])
+        assert code_of(await client.rest()) == (408, "upload_timeout")
+
+
+async def test_a_connection_that_never_says_a_word_is_closed() -> None:
+    async with gateway_lab(header_timeout_s=0.05) as lab, connected(lab.app) as client:
+        assert await client.rest() == b""
+        assert lab.ended == {}
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["first", "behind another"])
+async def test_a_flood_of_headers_is_a_431_long_before_its_end(is_first: bool) -> None:
+    async with gateway_lab() as lab, connected(lab.app) as client:
+        if not is_first:
+            client.write(HEALTH)
+            assert (await client.answer())[0] == 200
+        client.write(b"GET /health HTTP/1.1\r\n")
+        with contextlib.suppress(ConnectionError):
+            for number in range(MAX_HEAD_BYTES):  # ten times the bound
+                client.write(b"x-%05d: x\r\n" % number)
+                if number % 100 == 0:
+                    await client.writer.drain()
+        with contextlib.suppress(ConnectionError):  # what it still sends is answered with a reset
+            assert code_of(await client.rest()) == (431, "headers_too_large")
+        assert lab.ended == {("", "rejected", "headers_too_large"): 1}
+
+
+async def test_a_flood_in_a_pipelined_head_is_bounded_too() -> None:
+    async with gateway_lab() as lab, connected(lab.app) as client:
+        client.write(HEALTH + b"GET /health HTTP/1.1\r\n" + b"a" * 100)
+        for _ in range(10):
+            client.write(b"x-a: " + b"b" * (MAX_HEAD_BYTES // 8) + b"\r\n")
+            await asyncio.sleep(0.001)
+        with contextlib.suppress(ConnectionError):
+            await client.rest()
+        assert lab.ended == {("", "rejected", "headers_too_large"): 1}
+
+
+@pytest.mark.parametrize(
+    "said", [b"\x16\x03\x01\x02\x00\x01", b"NONSENSE /v1/models HTTP/1.1\r\nhost: lab\r\n\r\n", b"\r\n\r\n{}"]
+)
+async def test_what_is_not_http_is_a_400_at_once(said: bytes) -> None:
+    async with gateway_lab(header_timeout_s=60) as lab, connected(lab.app) as client:
+        client.write(said)
+        assert code_of(await client.rest()) == (400, "bad_request")
+
+
+async def test_a_head_in_two_pieces_is_a_head() -> None:
+    async with gateway_lab() as lab, connected(lab.app) as client:
+        for cut in range(1, len(HEALTH)):
+            client.write(HEALTH[:cut])
+            await client.writer.drain()
+            await asyncio.sleep(0)
+            client.write(HEALTH[cut:])
+            assert (await client.answer())[0] == 200, cut
+
+
+async def test_two_requests_at_once_are_answered_one_after_the_other() -> None:
+    async with gateway_lab() as lab, connected(lab.app) as client:
+        lab.engine.script = answers(WHOLE)
+        client.write(request(CHAT) + HEALTH + request(CHAT))
+        assert [await client.answer() for _ in range(3)] == [
+            (200, WHOLE),
+            (200, b'{"status":"ok"}'),
+            (200, WHOLE),
+        ]
+
+
+# Connections
+
+
+async def test_a_connection_too_many_is_a_503_and_takes_nothing_from_the_others() -> None:
+    async with gateway_lab(max_connections=1) as lab, connected(lab.app) as first:
+        first.write(HEALTH)
+        assert (await first.answer())[0] == 200
+        async with connected(lab.app) as second:
+            second.write(HEALTH)
+            answer = await second.rest()
+            assert code_of(answer) == (503, "too_many_connections")
+            assert b"retry-after: 1" in answer
+            assert b"gateway.max_connections" in answer
+        first.write(HEALTH)
+        assert (await first.answer())[0] == 200
+        assert lab.ended == {("", "rejected", "too_many_connections"): 1}
+        await until(lambda: len(_server(lab).connections) == 1)
+        async with connected(lab.app) as third:
+            third.write(b"")
+            await until(lambda: len(_server(lab).connections) == 2)
+
+
+def _server(lab: GatewayLab) -> OwnServer:
+    assert isinstance(lab.app, OwnServer)
+    return lab.app
+
+
+# Upgrades
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (b"connection: Upgrade, HTTP2-Settings", b"upgrade: h2c", b"http2-settings: AAMAAABkAAQAAP__"),
+        (b"Connection: upgrade", b"Upgrade : websocket", b"sec-websocket-key: x"),
+    ],
+    ids=["h2c", "websocket"],
+)
+@pytest.mark.parametrize("cut", [0, 10, -10])
+async def test_an_upgrade_that_nobody_wants_loses_no_body(lines: tuple[bytes, ...], cut: int) -> None:
+    async with gateway_lab() as lab, connected(lab.app) as client:
+        lab.engine.script = answers(WHOLE)
+        said = request(CHAT, *lines)
+        client.write(said[:cut])
+        await asyncio.sleep(0.01)
+        client.write(said[cut:])
+        assert await client.answer() == (200, WHOLE)
+        (exchange,) = lab.engine.requests
+        assert json.loads(exchange.body) == CHAT
+        client.write(HEALTH)
+        assert (await client.answer())[0] == 200, "the connection serves on"
+
+
+# A client that takes its time
+
+
+def _endless(num_events: int) -> Any:
+    async def script(exchange: Exchange) -> None:
+        await exchange.begin_stream()
+        for _ in range(num_events):
+            await exchange.send(text("x" * 1000))
+            script.num_sent += 1  # type: ignore[attr-defined]
+        await exchange.send(DONE)
+        await exchange.end_stream()
+
+    script.num_sent = 0  # type: ignore[attr-defined]
+    return script
+
+
+async def test_a_client_that_reads_nothing_makes_the_engine_wait_and_loses_nothing() -> None:
+    num_events = 20_000  # 20 MB
+    async with gateway_lab() as lab, connected(lab.app) as client:
+        lab.engine.script = script = _endless(num_events)
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        client.write(request(STREAM, b"connection: close"))
+        sent = -1
+        while sent != script.num_sent or not sent:  # until the engine is at a stand
+            sent = script.num_sent
+            await asyncio.sleep(0.3)
+        assert sent < num_events / 2, (
+            "what is under way is in the sockets' buffers, and a bounded part in ours"
+        )
+        assert max(len(connection) for connection in _kept_bytes(lab)) < 400_000
+        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        answer = await client.rest()
+        assert answer.count(b"data: ") == num_events + 1
+        assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        assert lab.ended == {("batched", "completed", ""): 1}
+
+
+def _kept_bytes(lab: GatewayLab) -> list[bytes]:
+    sizes = [connection.transport.get_write_buffer_size() for connection in _server(lab).connections]
+    return [b"x" * size for size in sizes]
+
+
+async def test_a_client_that_takes_nothing_for_too_long_gives_its_place_back() -> None:
+    async with gateway_lab(client_stall_timeout_s=0.1) as lab, connected(lab.app) as client:
+        lab.engine.script = _endless(20_000)
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        client.write(request(STREAM))
+        await until(lambda: lab.ended == {("batched", "cancelled", "client_stalled"): 1})
+        await until(lambda: lab.plane.counts == (0, 0))
+        await until(lambda: lab.engine.num_open == 0)
+
+
+async def test_a_client_that_takes_long_and_goes_on_is_not_cut_off() -> None:
+    async with gateway_lab(client_stall_timeout_s=2, idle_timeout_s=0.2) as lab, connected(lab.app) as client:
+        lab.engine.script = _endless(20_000)
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        client.write(request(STREAM, b"connection: close"))
+        await asyncio.sleep(0.6)  # longer than the engine may be silent, who is made to wait and is not
+        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        assert (await client.rest()).count(b"data: ") == 20_001
+
+
+# Leaving
+
+
+@contextlib.asynccontextmanager
+async def second_server(lab: GatewayLab) -> AsyncIterator[GatewayServer]:
+    """Another gateway on the port of the lab's."""
+    host, port = _server(lab).address
+    listener = listen(host, port)
+    door = Door(100, 5, lab.metrics.refused)
+    server = GatewayServer(_server(lab).application, listener, door, drain_timeout_s=10)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    await until(lambda: server.started)
+    try:
+        yield server
+    finally:
+        server.should_exit = True
+        await serving
+
+
+async def test_one_of_two_that_leaves_loses_no_request() -> None:
+    async with gateway_lab(scheduler={"max_waiting_requests": 1000}) as lab:
+        lab.engine.script = answers(WHOLE)
+        statuses: list[int] = []
+
+        async def keep_asking() -> None:
+            while not is_over:
+                async with connected(lab.app) as client:
+                    client.write(request(CHAT))
+                    statuses.append((await client.answer())[0])
+
+        is_over = False
+        asking = [asyncio.create_task(keep_asking()) for _ in range(20)]
+        for _ in range(5):
+            async with second_server(lab):
+                before = len(statuses)
+                await until(lambda: len(statuses) > before + 40)  # noqa: B023
+        is_over = True
+        await asyncio.gather(*asking)
+        assert set(statuses) == {200}
+
+
+async def test_what_the_kernel_had_accepted_is_answered_after_the_port_was_left() -> None:
+    async with gateway_lab() as lab, second_server(lab) as server:
+        clients = []
+        # No turn of the loop between the connections and the end: nobody has accepted them.
+        server.should_exit = True
+        for _ in range(20):
+            reader, writer = await asyncio.open_connection(*_server(lab).address)
+            clients.append(Connection(reader, writer))
+        for client in clients:
+            client.write(HEALTH)
+            assert (await client.answer())[0] == 200
+            client.writer.close()
+
+
+async def test_a_stream_that_runs_ends_whole_and_the_connection_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_protocol, "IDLE_GRACE_S", 0.2)
+    goes_on = asyncio.Event()
+
+    async def script(exchange: Exchange) -> None:
+        await exchange.begin_stream()
+        await exchange.send(text("a"))
+        await goes_on.wait()
+        await exchange.send(text("b") + DONE)
+        await exchange.end_stream()
+
+    async with gateway_lab() as lab, connected(lab.app) as client, connected(lab.app) as idle:
+        lab.engine.script = script
+        idle.write(HEALTH)
+        assert (await idle.answer())[0] == 200
+        client.write(request(STREAM))
+        await client.until(text("a"))
+        _server(lab).leave()
+        await asyncio.sleep(0.05)
+        # A request on a connection that was open is served, and is its last.
+        idle.write(HEALTH)
+        last = await idle.rest()
+        assert last.startswith(b"HTTP/1.1 200")
+        assert b"connection: close" in last
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(*_server(lab).address)
+        goes_on.set()
+        assert (await client.rest()).endswith(DONE + b"\r\n0\r\n\r\n")
+
+
+async def test_a_port_that_is_taken_is_told_with_its_setting() -> None:
+    taken = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    port = taken.sockets[0].getsockname()[1]
+    with pytest.raises(Exception, match=f"gateway.port={port}: Address already in use"):
+        listen("127.0.0.1", port)
+    taken.close()
+
+
+async def test_a_stream_over_the_socket_is_the_engines_bytes_in_its_blocks() -> None:
+    async with gateway_lab() as lab, connected(lab.app) as client:
+        lab.engine.script = plays(text("a"), text("b") + text("c"), DONE)
+        client.write(request(STREAM, b"connection: close"))
+        answer = await client.rest()
+        body = answer.partition(b"\r\n\r\n")[2]
+        sizes = re.findall(rb"(?:^|\n)([0-9a-f]+)\r\n", body)
+        assert sum(int(size, 16) for size in sizes) == len(text("a") + text("b") + text("c") + DONE)
