@@ -128,10 +128,11 @@ class Caller:
         parts = [self.body] if self.body_parts is None else self.body_parts
         # An upload that is not whole promises a byte that never comes.
         length = sum(map(len, parts)) + (self.body_parts is not None)
-        headers = {"host": "lab", "content-length": str(length), **self.headers}
+        headers = self.headers | ({"content-length": str(length)} if length else {})
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         writer.write(f"{self.method} {self.path} HTTP/1.1\r\n{lines}\r\n".encode() + b"".join(parts))
         if self.is_cut_off:
+            await until(lambda: bool(server.tasks))
             writer.transport.abort()
         answered = asyncio.create_task(self._read_answer(reader))
         gone = asyncio.create_task(self.gone.wait())
@@ -143,7 +144,10 @@ class Caller:
             gone.cancel()
             answered.cancel()
             writer.close()
-        await until(lambda: not server.tasks)
+        ours = writer.get_extra_info("sockname")
+        await until(lambda: ours not in [connection.client for connection in server.connections])
+        for _ in range(20):  # what its end sets off
+            await asyncio.sleep(0)
 
     async def _read_answer(self, reader: asyncio.StreamReader) -> None:
         parser = httptools.HttpResponseParser(self)
@@ -161,6 +165,9 @@ class Caller:
     def on_header(self, name: bytes, value: bytes) -> None:
         if name not in (b"date", b"transfer-encoding"):  # the server's own
             self.answer_headers[name.decode()] = value.decode()
+
+    def on_headers_complete(self) -> None:
+        self.is_complete = self.method == "HEAD"  # nothing follows, whatever the length it says
 
     def on_body(self, data: bytes) -> None:
         self.got += data
