@@ -78,7 +78,9 @@ class GatewayServer(QuietServer):
             while True:
                 waiting.append(self._listener.accept()[0])
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.shutdown(socket.SHUT_RDWR)  # at once, where uvloop closes in its next turn
+        for server in self.servers:
+            server.close()
         return waiting
 
     def _protocol(self) -> asyncio.Protocol:
