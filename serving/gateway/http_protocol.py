@@ -7,8 +7,11 @@ shape of the OpenAI API, a connection that outlasts an `Upgrade` nobody wants, a
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import re
+import termios
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -126,8 +129,24 @@ class GatewayProtocol(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _close_if_idle(self) -> None:
-        if not self._is_busy and not self._head:
+        if self._is_busy or self._head or self.transport.is_closing():
+            return
+        if self._has_unread_bytes():
+            self.loop.call_later(IDLE_GRACE_S, self._close_if_idle)
+        else:
             self.transport.close()
+
+    def timeout_keep_alive_handler(self) -> None:
+        if not self._has_unread_bytes():
+            super().timeout_keep_alive_handler()
+
+    def _has_unread_bytes(self) -> bool:
+        """Whether a request is there that a busy event loop has not read yet: to close now would be to lose it."""
+        if self.transport.is_closing():
+            return False
+        num_bytes = array("i", [0])
+        fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.FIONREAD, num_bytes)
+        return num_bytes[0] > 0
 
     # A request's head: given to the parser when it is whole
 
