@@ -74,7 +74,7 @@ class GatewayServer(QuietServer):
         No await: a connection made between the last look and the end would be reset.
         """
         waiting = []
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # none waits any longer
             while True:
                 waiting.append(self._listener.accept()[0])
         with contextlib.suppress(OSError):

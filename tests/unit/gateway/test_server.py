@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -311,12 +312,18 @@ async def test_one_of_two_that_leaves_loses_no_request() -> None:
     async with gateway_lab(scheduler={"max_waiting_requests": 1000}) as lab:
         lab.engine.script = answers(WHOLE)
         statuses: list[int] = []
+        num_half_made: list[int] = []
 
         async def keep_asking() -> None:
             while not is_over:
                 async with connected(lab.app) as client:
                     client.write(request(CHAT))
-                    statuses.append((await client.answer())[0])
+                    try:
+                        statuses.append((await client.answer())[0])
+                    except ConnectionResetError:
+                        # The kernel drops a connection that is half made when its listener leaves, unless
+                        # net.ipv4.tcp_migrate_req is 1; no request of it has reached anybody.
+                        num_half_made.append(1)
 
         is_over = False
         asking = [asyncio.create_task(keep_asking()) for _ in range(10)]
@@ -327,20 +334,22 @@ async def test_one_of_two_that_leaves_loses_no_request() -> None:
         is_over = True
         await asyncio.gather(*asking)
         assert set(statuses) == {200}
+        assert len(num_half_made) < 10
 
 
 async def test_what_the_kernel_had_accepted_is_answered_after_the_port_was_left() -> None:
     async with gateway_lab() as lab, second_server(lab) as server:
-        clients = []
-        # No turn of the loop between the connections and the end: nobody has accepted them.
-        server.should_exit = True
-        for _ in range(20):
-            reader, writer = await asyncio.open_connection(*_server(lab).address)
-            clients.append(Connection(reader, writer))
+        address = _server(lab).address
+        # No turn of the event loop between the connections and the leaving: nobody has accepted them.
+        sockets = [socket.create_connection(address) for _ in range(40)]
+        leaving = asyncio.create_task(server.shutdown())  # its first step comes before what the sockets bring
+        clients = [Connection(*await asyncio.open_connection(sock=opened)) for opened in sockets]
         for client in clients:
             client.write(HEALTH)
+        for client in clients:
             assert (await client.answer())[0] == 200
             client.writer.close()
+        await leaving
 
 
 async def test_a_stream_that_runs_ends_whole_and_the_connection_with_it(
