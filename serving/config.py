@@ -59,7 +59,7 @@ class GatewayConfig(_Settings):
 
     host: Host = LOOPBACK
     port: Port = GATEWAY_PORT
-    replicas: int = Field(1, ge=1, le=64)
+    replicas: int | None = Field(None, ge=1, le=64)  # None: 2 where there are cores for it, else 1
     max_body_bytes: int = Field(
         1_048_576, ge=1024, le=16_777_216
     )  # reading one holds up all streams: 1 ms a MiB

@@ -49,13 +49,14 @@ from serving.gateway.openai_request import model_names
 from serving.gateway.server import GatewayServer, listen
 from serving.gateway.upstream import UpstreamClient
 from serving.http_server import serve_app
-from serving.machine import port_fault
+from serving.machine import port_fault, usable_cores
 from serving.scheduler.client import SchedulerClient
 from serving.scheduler.service import SchedulerService, build_scheduler_app
 from serving.tracing.otlp import Tracing, is_wanted
 from serving.tracing.span_log import SpanLog
 
 POLL_S = 0.5
+CORES_FOR_TWO_GATEWAYS = 4
 CONNECT_TIMEOUT_S = 60
 ANSWER_TIMEOUT_S = 10
 # Far above what the scheduler lets run: Serve must never be the one that queues.
@@ -263,11 +264,16 @@ def application(config: LabConfig) -> serve.Application:
     return serve.deployment(
         GatewayDeployment,
         name="gateway",
-        num_replicas=config.gateway.replicas,
+        num_replicas=config.gateway.replicas or _default_gateways(),
         max_surge_percent=100,  # in an update the new ones listen before the old ones leave
         ray_actor_options=front,
         **common,
     ).bind(config, scheduler, *lanes, needs_key=api_keys.are_configured(config.gateway))
+
+
+def _default_gateways() -> int:
+    """Two leave nobody without a gateway when one dies; on few cores a second one takes more than it brings."""
+    return 2 if usable_cores() >= CORES_FOR_TWO_GATEWAYS else 1
 
 
 def _scaling(lane: LaneConfig) -> dict[str, Any]:

@@ -77,10 +77,10 @@ def ray_service(config: LabConfig, cluster: Cluster) -> dict[str, Any]:
 
 
 def _head(config: LabConfig, cluster: Cluster, *, scales: bool) -> dict[str, Any]:
-    port = config.gateway.port
+    port, num_gateways = config.gateway.port, config.gateway.replicas or 1
     cpus, memory_gib = (
-        1 + config.gateway.replicas,
-        math.ceil(2 * BASE_MEMORY_GIB + config.gateway.replicas / 4),
+        1 + num_gateways,
+        math.ceil(2 * BASE_MEMORY_GIB + num_gateways / 4),
     )
     container = {
         "name": "ray-head",
