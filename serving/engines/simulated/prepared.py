@@ -1,8 +1,8 @@
 """A simulated engine that costs next to nothing, to be streamed from while something else is measured.
 
 The simulated engine makes each chunk when it is due and stamps its write. This one prepares the event of a stream
-once and writes the same bytes in every step, from one loop over all streams, which is several times as cheap. For that
-it has no drafts, no stalls, no stamps, and records no steps.
+once and writes the same bytes in every step, from one loop over all streams, which is several times as cheap. For
+that it has no drafts, no stalls, no stamps, and records no steps.
 
 Its steps are those of a batch, as an engine's are: all streams get their token at the same instant, and a request
 that comes in the middle of a step joins with the next one.
