@@ -29,6 +29,7 @@ T = TypeVar("T")
 DONE = b"[DONE]"
 RETRY_S = 0.1  # after a failure, before the stream asks again
 CONNECT_LIMIT_S = 15.0
+FIRST_LIMIT_S = 20.0
 CONNECTS_PER_S = 1000
 LAG_STEP_S = 0.005
 OK = 200
@@ -112,7 +113,8 @@ class Load:
         reader: makes the reader of one answer.
         answer_tokens: that a complete answer has.
         spread_s: over which the streams begin.
-        warm_up_s, window_s: of a measurement, from the first request on.
+        first_limit_s: how long each stream's first token is waited for, before the warm-up.
+        warm_up_s, window_s: of a measurement.
         headers: further lines of each request.
     """
 
@@ -123,6 +125,7 @@ class Load:
     answer_tokens: int
     path: str = "/v1/chat/completions"
     spread_s: float = 0.0
+    first_limit_s: float = FIRST_LIMIT_S
     warm_up_s: float = 3.0
     window_s: float = 8.0
     headers: Sequence[str] = ()
@@ -346,6 +349,14 @@ class Crowd:
         """Streams that have had a token."""
         return sum(stream.total_events > 0 for stream in self._streams)
 
+    async def all_speak(self, limit_s: float) -> None:
+        """Wait until each stream has had a token, but no longer than that."""
+        give_up_at_s = time.perf_counter() + limit_s
+        while self.num_speaking < len(self._streams):
+            if time.perf_counter() > give_up_at_s:
+                break
+            await asyncio.sleep(0.05)
+
     async def end(self) -> None:
         """Close all connections."""
         self.is_over = True
@@ -387,6 +398,7 @@ async def _measure(load: Load, at_edge: Callable[[], None]) -> Counts:
     crowd = Crowd(load)
     counts = crowd.counts
     await crowd.begin()
+    await crowd.all_speak(load.first_limit_s)
     await asyncio.sleep(load.warm_up_s)
     lag = asyncio.create_task(_note_lag(counts.loop_lag_s))
     at_edge()
@@ -426,9 +438,7 @@ def hold(load: Load, limit_s: float, while_held: Callable[[], T], settle_s: floa
 async def _hold(load: Load, limit_s: float, while_held: Callable[[], T], settle_s: float) -> tuple[int, T]:
     crowd = Crowd(load)
     await crowd.begin()
-    give_up_at_s = time.perf_counter() + limit_s
-    while crowd.num_speaking < load.streams and time.perf_counter() < give_up_at_s:  # noqa: ASYNC110
-        await asyncio.sleep(0.1)
+    await crowd.all_speak(limit_s)
     await asyncio.sleep(settle_s)
     held = crowd.num_speaking, while_held()
     await crowd.end()

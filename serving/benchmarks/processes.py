@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,20 @@ def tree(pid: int) -> list[psutil.Process]:
         return [root, *root.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
+
+
+def end(process: subprocess.Popen[bytes], limit_s: float) -> None:
+    """End a program that was started here, and what it leaves behind."""
+    left = tree(process.pid)
+    process.terminate()
+    try:
+        process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for each in left[1:]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
 
 
 def part_of(name: str, engine: str | None) -> str:

@@ -23,11 +23,12 @@ import psutil
 from serving import machine, run_directory
 from serving.benchmarks.gateway import table
 from serving.benchmarks.gateway.figures import Measured
-from serving.benchmarks.gateway.judge import Verdict, judge
-from serving.benchmarks.gateway.measure import Plan, measure_all, starts_last_s
+from serving.benchmarks.gateway.judge import judge
+from serving.benchmarks.gateway.measure import Plan, measure_all
 from serving.benchmarks.gateway.names import OURS, OURS_TWICE, PEERS
 from serving.benchmarks.gateway.peers import NotStarted, Peer, running
 from serving.benchmarks.processes import Seen, see
+from serving.benchmarks.verdict import Verdict
 from serving.core.errors import StartFailedError
 from serving.core.exit_codes import SIGNALLED, ExitCode
 from serving.progress import progress
@@ -66,7 +67,7 @@ def main(
     plan = Plan(_levels(levels), repeats, warm_up_s, window_s, spread_s, idle_streams)
     names = _names(peers)
     _allow_files(max([*plan.levels, idle_streams]) + FILES_BESIDE)
-    bound_min = (plan.lasts_s(len(names)) + starts_last_s(len(names))) / 60
+    bound_min = plan.at_most_s(len(names)) / 60
     likely_min = plan.lasts_s(len(names)) / 60
     click.echo(
         f"{len(names)} gateways, {len(plan.levels)} levels, {repeats} repeats: about {likely_min:.0f} minutes and "

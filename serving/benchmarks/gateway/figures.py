@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 
+from serving.benchmarks.spread import Spread, differences, quotients, spread
 from serving.core.latency import percentile
 
 MS_PER_S = 1000.0
@@ -90,23 +90,6 @@ class Idle:
         return (self.held_bytes - self.before_bytes) / self.held / 1000 if is_whole else None
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Of the repeats: median, and the least and the most."""
-
-    median: float
-    least: float
-    most: float
-
-
-def spread(values: Sequence[float | None]) -> Spread | None:
-    """None where a repeat has no figure, or there is no repeat."""
-    known = [value for value in values if value is not None]
-    if not known or len(known) < len(values):
-        return None
-    return Spread(median(known), min(known), max(known))
-
-
 @dataclass(frozen=True)
 class Measured:
     """All that a run measured."""
@@ -126,21 +109,14 @@ class Measured:
     def ratio(self, peer: str, to: str, streams: int, of: Callable[[Sample], float | None]) -> Spread | None:
         """A figure / that of another peer in the same repeat, over the repeats that both have."""
         other = {sample.repeat: of(sample) for sample in self.at(to, streams)}
-        ratios = []
-        for sample in self.at(peer, streams):
-            own, its = of(sample), other.get(sample.repeat)
-            ratios.append(None if own is None or not its else own / its)
-        return spread(ratios)
+        samples = self.at(peer, streams)
+        return spread(quotients(list(map(of, samples)), [other.get(one.repeat) for one in samples]))
 
     def added_ms(self, peer: str, to: str) -> Spread | None:
         """Time to first token at one stream beyond that of another peer in the same repeat."""
         other = {one.repeat: one.ttft_p50_ms for one in self.first_tokens if one.peer == to}
-        added = []
-        for one in self.first_tokens:
-            if one.peer == peer:
-                its = other.get(one.repeat)
-                added.append(None if one.ttft_p50_ms is None or its is None else one.ttft_p50_ms - its)
-        return spread(added)
+        own = [one for one in self.first_tokens if one.peer == peer]
+        return spread(differences([one.ttft_p50_ms for one in own], [other.get(one.repeat) for one in own]))
 
     def num_failures(self, peer: str, streams: int) -> int:
         """Of all repeats."""

@@ -6,10 +6,11 @@ A target about a level is missed if any request of ours failed there, whatever t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 
-from serving.benchmarks.gateway.figures import Measured, Sample, Spread
+from serving.benchmarks.gateway.figures import Measured, Sample
 from serving.benchmarks.gateway.names import DIRECT, ROUTER
+from serving.benchmarks.verdict import Verdict, judged
 
 LEAST_TOKENS_RATIO = {256: 1.0, 512: 1.1, 1000: 1.1}
 MOST_TTFT_P50_RATIO = {128: 1.2, 256: 1.5, 512: 1.5}
@@ -17,27 +18,6 @@ MOST_TTFT_P99_RATIO = {128: 1.0, 256: 1.0, 512: 1.0}
 MOST_CPU_RATIO = {256: 1.5, 512: 1.5, 1000: 1.5}
 MOST_ADDED_MS = 1.5
 MOST_IDLE_KB = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """One target.
-
-    Attributes:
-        is_met: None where something that it needs was not measured.
-        figure: that decides, the median of the repeats.
-    """
-
-    peer: str
-    target: str
-    is_met: bool | None
-    figure: float | None
-    note: str = ""
-
-    def __str__(self) -> str:
-        word = {True: "met", False: "MISSED", None: "not judged"}[self.is_met]
-        figure = "" if self.figure is None else f": {self.figure:.2f}"
-        return f"{word}: {self.peer}: {self.target}{figure}{f' ({self.note})' if self.note else ''}"
 
 
 def judge(measured: Measured, peer: str) -> list[Verdict]:
@@ -71,32 +51,20 @@ def _ratios(
         word = "at least" if at_least else "at most"
         target = f"{what} {word} {bound:g} times {ROUTER}'s at {streams:,} streams"
         found = measured.ratio(peer, ROUTER, streams, of)
-        failures = measured.num_failures(peer, streams)
-        if found is None:
-            yield Verdict(peer, target, None, None)
-            continue
-        holds = found.median >= bound if at_least else found.median <= bound
-        note = _range(found)
-        if failures:
-            note += f"; {failures} failed"
-        if its := measured.num_failures(ROUTER, streams):
-            note += f"; {its} of {ROUTER}'s failed"
-        yield Verdict(peer, target, holds and not failures, found.median, note)
+        verdict = judged(peer, target, found, **{"at_least" if at_least else "at_most": bound})
+        for name, whose in ((peer, "of its own"), (ROUTER, f"of {ROUTER}'s")):
+            if failures := measured.num_failures(name, streams):
+                is_met = verdict.is_met and name != peer
+                verdict = replace(verdict, is_met=is_met, note=f"{verdict.note}; {failures} {whose} failed")
+        yield verdict
 
 
 def _added(measured: Measured, peer: str) -> Verdict:
     target = f"at most {MOST_ADDED_MS:g} ms added to the time to first token at one stream"
-    found = measured.added_ms(peer, DIRECT)
-    if found is None:
-        return Verdict(peer, target, None, None)
-    return Verdict(peer, target, found.median <= MOST_ADDED_MS, found.median, _range(found))
+    return judged(peer, target, measured.added_ms(peer, DIRECT), at_most=MOST_ADDED_MS)
 
 
 def _idle(measured: Measured, peer: str) -> Verdict:
     target = f"under {MOST_IDLE_KB:g} KB for each idle stream"
     found = measured.idle_kb(peer)
     return Verdict(peer, target, None if found is None else found < MOST_IDLE_KB, found)
-
-
-def _range(found: Spread) -> str:
-    return f"{found.least:.2f}..{found.most:.2f}"

@@ -6,19 +6,21 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from serving.benchmarks.client import hold, measure
+from serving.benchmarks.client import CONNECT_LIMIT_S, FIRST_LIMIT_S, hold, measure
 from serving.benchmarks.gateway.figures import FirstTokens, Idle, Measured, Sample, percentile_ms
 from serving.benchmarks.gateway.peers import START_LIMIT_S, Peer
 from serving.benchmarks.gateway.requests import first_tokens, silent, speaking
 from serving.benchmarks.lab import START_LIMIT_S as LAB_START_LIMIT_S
 from serving.benchmarks.processes import memory_bytes, processor_s
 
-SETTLE_S = 1.0  # after a measurement, for gateways to notice that its clients have left
+SETTLE_S = (
+    2.5  # after a measurement: longer than an answer, for gateways that do not notice that a client left
+)
 PROBE_WARM_UP_S = 0.5
 PROBE_WINDOW_S = 4.0
 HOLD_LIMIT_S = 60.0
 HOLD_SETTLE_S = 2.0
-OPEN_S = 2.0  # what opening the connections of a level takes, about
+OPEN_S = 2.0  # what opening the connections of a level takes, about, and the first tokens where all is well
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +41,18 @@ class Plan:
     spread_s: float
     idle_streams: int
 
+    def at_most_s(self, num_peers: int) -> float:
+        """The longest it takes, in seconds: with the starts, and where first tokens are waited for in vain."""
+        waited_s = (FIRST_LIMIT_S + CONNECT_LIMIT_S) * num_peers * self.repeats * (len(self.levels) + 1)
+        starts_s = LAB_START_LIMIT_S + START_LIMIT_S * num_peers
+        return self.lasts_s(num_peers) + waited_s + starts_s
+
     def lasts_s(self, num_peers: int) -> float:
-        """At most, without the starts."""
+        """About as long it takes without the starts, in seconds."""
         level_s = OPEN_S + self.spread_s + self.warm_up_s + self.window_s + SETTLE_S
         probe_s = PROBE_WARM_UP_S + PROBE_WINDOW_S + SETTLE_S
         idle_s = HOLD_LIMIT_S + 2 * HOLD_SETTLE_S if self.idle_streams else 0.0
         return num_peers * (self.repeats * (len(self.levels) * level_s + probe_s) + idle_s)
-
-
-def starts_last_s(num_peers: int) -> float:
-    """At most, in seconds."""
-    return LAB_START_LIMIT_S + START_LIMIT_S * num_peers
 
 
 def rotated(peers: Sequence[Peer], by: int) -> list[Peer]:

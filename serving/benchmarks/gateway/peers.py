@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import psutil
 import yaml
 
 import serving
@@ -39,7 +38,7 @@ from serving.benchmarks.gateway.names import (
 )
 from serving.benchmarks.gateway.requests import MARKER, MODEL, STEP_MS, body
 from serving.benchmarks.lab import free_port, own_lab, tail
-from serving.benchmarks.processes import Seen, part_of, see, titled, tree
+from serving.benchmarks.processes import Seen, end, part_of, see, titled, tree
 from serving.core.addresses import LOOPBACK
 from serving.core.errors import StartFailedError
 
@@ -166,7 +165,12 @@ def _programs() -> dict[str, _Program]:
         ROUTER: installed("vllm-router", _router),
         SMG: installed("smg", _smg),
         LITELLM: installed(
-            "litellm", _litellm, LITELLM_LOCAL_MODEL_COST_MAP="True", LITELLM_LOG="ERROR", NO_DOCS="True"
+            "litellm",
+            _litellm,
+            LITELLM_LOCAL_MODEL_COST_MAP="True",
+            LITELLM_LOG="ERROR",
+            NO_DOCS="True",
+            LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY="true",
         ),
         SERVE_PROXY: _Program("ray", None, streamer, _serve_proxy, is_ray=True),
     }
@@ -274,20 +278,7 @@ def _started(name: str, program: _Program, engines: Sequence[str], scratch: Path
             raise StartFailedError(f"{error}: {tail(log_path)}") from error
         yield Peer(name, f"{program.package} {version}", (url,), process.pid, is_ray=program.is_ray)
     finally:
-        _stop(process)
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    left = tree(process.pid)
-    process.terminate()
-    try:
-        process.wait(STOP_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    for each in left[1:]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            each.kill()
+        end(process, STOP_LIMIT_S)
 
 
 def wait_until_answers(url: str, check: Callable[[], None], limit_s: float = START_LIMIT_S) -> None:

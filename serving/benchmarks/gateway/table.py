@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from serving.benchmarks.gateway.figures import Measured, Sample, Spread
-from serving.benchmarks.gateway.judge import Verdict
+from serving.benchmarks.gateway.figures import Measured, Sample
 from serving.benchmarks.gateway.names import DIRECT, ROUTER
 from serving.benchmarks.gateway.peers import NotStarted, Peer
 from serving.benchmarks.processes import Seen
+from serving.benchmarks.spread import Spread
+from serving.benchmarks.text_table import NONE, text_table
+from serving.benchmarks.verdict import Verdict
 
-NONE = "-"
 COLUMNS = (
     "streams", "tokens/s", f"x {ROUTER}'s", "TTFT p50, ms", "TTFT p99, ms", "CPU s/1,000 tokens",
     "tokens/s per core", "failed", "client",
@@ -23,18 +24,18 @@ MAX_CLIENT_LAG_MS = 20.0
 
 def levels_table(measured: Measured, peers: Sequence[Peer | NotStarted], levels: Sequence[int]) -> str:
     """A row for each peer and level: median over the repeats, and the range of it."""
-    rows = [_row(["gateway", *COLUMNS]), _row(["---", *["---:"] * len(COLUMNS)])]
+    rows = []
     for peer in peers:
         if isinstance(peer, NotStarted):
-            rows.append(_row([f"{peer.name}: not measured, {_plain(peer.reason)}", *[NONE] * len(COLUMNS)]))
-            continue
-        rows += [_row([peer.name, *_cells(measured, peer.name, streams)]) for streams in levels]
-    return _aligned(rows)
+            rows.append([f"{peer.name}: not measured, {peer.reason}", *[NONE] * len(COLUMNS)])
+        else:
+            rows += [[peer.name, *_cells(measured, peer.name, streams)] for streams in levels]
+    return text_table(["gateway"], COLUMNS, rows)
 
 
 def once_table(measured: Measured, peers: Sequence[Peer | NotStarted]) -> str:
     """What is measured once for each peer and not at each level."""
-    rows = [_row(["gateway", "what", *ONCE]), _row(["---", "---", *["---:"] * len(ONCE)])]
+    rows = []
     for peer in peers:
         if isinstance(peer, NotStarted):
             continue
@@ -43,17 +44,21 @@ def once_table(measured: Measured, peers: Sequence[Peer | NotStarted]) -> str:
         memory = NONE if idle is None else f"{idle:.1f}"
         if idle is None and (failed := [one for one in measured.idle if one.peer == peer.name]):
             memory = f"{failed[0].held} of {failed[0].wanted} opened"
-        rows.append(_row([peer.name, peer.version, added, memory]))
-    return _aligned(rows)
+        rows.append([peer.name, peer.version, added, memory])
+    return text_table(["gateway", "what"], ONCE, rows)
 
 
 def processes_table(seen: Sequence[Seen]) -> str:
     """What decides who gets the processors: niceness and scheduling group of every process."""
-    rows = [_row(["of", "part", "process", "pid", "niceness", "group"]), _row(["---"] * 6)]
-    for one in seen:
-        group = one.group or "none"
-        rows.append(_row([one.peer, one.part, _plain(one.title), str(one.pid), str(one.niceness), group]))
-    return _aligned(rows)
+    names = ("of", "part", "process", "pid", "niceness", "group")
+    return text_table(
+        names,
+        (),
+        [
+            (one.peer, one.part, one.title, str(one.pid), str(one.niceness), one.group or "none")
+            for one in seen
+        ],
+    )
 
 
 def equality(seen: Sequence[Seen]) -> str:
@@ -120,33 +125,4 @@ def _cells(measured: Measured, peer: str, streams: int) -> list[str]:
 
 
 def _spread(found: Spread | None, form: str) -> str:
-    if found is None:
-        return NONE
-    if found.least == found.most:
-        return f"{found.median:{form}}"
-    return f"{found.median:{form}} ({found.least:{form}}..{found.most:{form}})"
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.split()).replace("|", "/")[:300]
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _aligned(rows: Sequence[str]) -> str:
-    """The same table with its columns in line; a first cell that is a sentence does not widen its column."""
-    cut = [row.strip("| ").split(" | ") for row in rows]
-    widths = [
-        max((len(cells[n]) for cells in cut if len(cells[n]) <= 60), default=0) for n in range(len(cut[0]))
-    ]
-    lines = []
-    for cells in cut:
-        if set(cells[0]) == {"-"}:
-            cells = [
-                "-" * (width - 1) + ":" if cell.endswith(":") else "-" * width
-                for cell, width in zip(cells, widths, strict=True)
-            ]
-        lines.append(_row([cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]))
-    return "\n".join(lines)
+    return NONE if found is None else found.text(form)

@@ -33,8 +33,10 @@ from serving.engines.steps.log import StepLog
 
 # A token. It is in no name, so that whoever counts these bytes counts tokens.
 WORD = "syllable "
-# A request whose prompt holds this gets its first token and then nothing, until its client leaves.
+# A request whose prompt holds this gets its first token and then nothing until its client leaves, or `SILENCE_S`
+# have passed: some gateways only notice that a client has left when they have something to send.
 SILENCE = "say one word and keep the line open"
+SILENCE_S = 150.0
 # All events of an answer together stay below what uvicorn buffers of a connection (64 KiB), so that no write ever
 # waits for a slow reader, and one loop can make all of them.
 MAX_TOKENS = 256
@@ -99,6 +101,9 @@ class PreparedEngine:
         self._step_log = StepLog()
         self._waiting: deque[_Answer] = deque()
         self._running: set[_Answer] = set()
+        self._silent: set[_Answer] = (
+            set()
+        )  # no longer in the batch: an engine with nothing to say takes no steps
         self._work = asyncio.Event()
         self._serial = itertools.count()
         self._stepper: asyncio.Task[None] | None = None
@@ -219,9 +224,13 @@ class PreparedEngine:
 
     def _leave(self, answer: _Answer) -> None:
         self._running.discard(answer)
+        self._silent.discard(answer)
         if answer in self._waiting:
             self._waiting.remove(answer)
-        self._tally.load(len(self._running), len(self._waiting))
+        self._note_load()
+
+    def _note_load(self) -> None:
+        self._tally.load(len(self._running) + len(self._silent), len(self._waiting))
 
     async def _step_forever(self) -> None:
         due_at_s = time.monotonic()
@@ -240,7 +249,8 @@ class PreparedEngine:
             for answer in batch:
                 await self._emit(answer)  # never waits: see MAX_TOKENS
             self._metrics.stepped(len(batch), len(batch))
-            self._tally.step(len(self._running), len(self._waiting), ended_at_s=time.monotonic())
+            running = len(self._running) + len(self._silent)
+            self._tally.step(running, len(self._waiting), ended_at_s=time.monotonic())
 
     def _schedule(self, due_at_s: float) -> None:
         while self._waiting and len(self._running) < self._max_num_seqs:
@@ -248,7 +258,7 @@ class PreparedEngine:
             answer.started_at_s = time.time()
             answer.due_at_s = due_at_s + self._ttft_s - ROUNDING_S
             self._running.add(answer)
-        self._tally.load(len(self._running), len(self._waiting))
+        self._note_load()
 
     async def _emit(self, answer: _Answer) -> None:
         answer.made += 1
@@ -257,7 +267,9 @@ class PreparedEngine:
         if answer.made == 1:
             body = answer.opening + body
             if answer.is_silent:
-                answer.due_at_s = float("inf")
+                self._running.discard(answer)
+                self._silent.add(answer)
+                asyncio.get_running_loop().call_later(SILENCE_S, answer.ended.set)
         if answer.send is not None:
             await answer.send({"type": "http.response.body", "body": body, "more_body": True})
         if is_last:
