@@ -63,6 +63,8 @@ def server(answer: bytes, *, closes: bool = False) -> Iterator[str]:
         host, port = serving.sockets[0].getsockname()
         url.put(f"http://{host}:{port}")
         await stopped.wait()
+        for _ in range(20):
+            await asyncio.sleep(0)  # the client is gone; what it left in the backlog becomes connections
         serving.close()
         for transport in open_ones:
             transport.abort()
