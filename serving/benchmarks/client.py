@@ -113,6 +113,7 @@ class Load:
         reader: makes the reader of one answer.
         answer_tokens: that a complete answer has.
         spread_s: over which the streams begin.
+        connect_limit_s: how long connections are waited for, before the first request.
         first_limit_s: how long each stream's first token is waited for, before the warm-up.
         warm_up_s, window_s: of a measurement.
         headers: further lines of each request.
@@ -125,6 +126,7 @@ class Load:
     answer_tokens: int
     path: str = "/v1/chat/completions"
     spread_s: float = 0.0
+    connect_limit_s: float = CONNECT_LIMIT_S
     first_limit_s: float = FIRST_LIMIT_S
     warm_up_s: float = 3.0
     window_s: float = 8.0
@@ -324,7 +326,7 @@ class Crowd:
             self.connect(stream)
             if number % 50 == 0:
                 await asyncio.sleep(50 / CONNECTS_PER_S)
-        give_up_at_s = time.perf_counter() + CONNECT_LIMIT_S
+        give_up_at_s = time.perf_counter() + self.load.connect_limit_s
         while not all(stream.is_connected for stream in self._streams):
             if time.perf_counter() > give_up_at_s:
                 break  # those that are missing go on trying

@@ -152,7 +152,19 @@ def test_an_answer_that_is_not_whole_is_a_failure(answer: bytes, why: str) -> No
 def test_nobody_there_is_a_failure_and_the_streams_are_starved() -> None:
     with server(WHOLE) as url:
         pass
-    counts = measure(Load([url], [b"{}"], EventReader, 3, 3, first_limit_s=0.3, warm_up_s=0, window_s=0.2))
+    counts = measure(
+        Load(
+            [url],
+            [b"{}"],
+            EventReader,
+            3,
+            3,
+            connect_limit_s=0.1,
+            first_limit_s=0.1,
+            warm_up_s=0,
+            window_s=0.3,
+        )
+    )
     assert [kind for kind in counts.failures if kind.startswith("no connection")]
     assert counts.starved == 3
 
