@@ -9,7 +9,7 @@ PROMETHEUS_PORT ?= 9090
 TOOLS := $(CURDIR)/.tandem/tools/usr/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-unit check up down status bench report dashboards prometheus bench-client bench-recording bench-scheduler bench-idle study-policies crosscheck doctor install clean
+.PHONY: help demo test test-unit check up down status bench report dashboards prometheus bench-client bench-recording bench-scheduler bench-idle bench-gateway bench-overhead study-policies crosscheck doctor install clean
 
 help: ## List the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,6 +68,14 @@ bench-scheduler: install ## How fast the scheduler decides: pure code and runnin
 
 bench-idle: install ## What the running lab takes of the processors while nobody uses it; ARGS="--seconds 30"
 	@$(BIN)/python -m serving.benchmarks.idle $(ARGS)
+
+bench-gateway: install ## Measure our gateway and others in front of the same simulated engines; ARGS="--levels 1,256 --repeats 1"
+	@deploy/benchgateway/install.sh
+	@$(BIN)/python -m serving.benchmarks.gateway $(ARGS)
+
+bench-overhead: install ## What the gateway costs on top of a real engine; ARGS="--bare-url URL --url URL --levels 1,64,128"
+	@$(BIN)/tandem prepare
+	@$(BIN)/python -m serving.benchmarks.overhead $(ARGS)
 
 study-policies: install ## Compare the order policies in simulated time; ARGS="--seed 2"
 	@$(BIN)/python -m serving.simulation.study_policies $(ARGS)

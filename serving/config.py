@@ -244,6 +244,16 @@ class SimulatedProfile(_Settings):
     stall_after_tokens: int = Field(0, ge=0, le=1_048_576)  # 0: no stall
     stall_ms: float = Field(0, ge=0, le=60_000)
     seed: int = Field(0, ge=0, le=2**63 - 1)
+    prepared: bool = (
+        False  # for `make bench-gateway`: bytes made once a stream, cheap enough for 1,000 of them
+    )
+
+    @model_validator(mode="after")
+    def _prepared(self) -> Self:
+        others = sorted(self.model_fields_set - {"prepared", "ttft_ms", "step_ms"})
+        if self.prepared and others:
+            raise ValueError(f"prepared knows ttft_ms and step_ms only; {others[0]} is given")
+        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

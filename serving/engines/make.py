@@ -8,6 +8,7 @@ from serving import model_store
 from serving.config import LaneConfig, ModelConfig
 from serving.engines.base import Engine
 from serving.engines.simulated.engine import SimulatedEngine
+from serving.engines.simulated.prepared import PreparedEngine
 from serving.engines.vllm import VllmEngine
 
 
@@ -23,6 +24,8 @@ def make_engine(lane: LaneConfig, model: ModelConfig, served_names: list[str]) -
     match lane.engine:
         case "vllm":
             return VllmEngine(lane, model, model_store.resolve(model.path), served_names)
+        case "simulated" if lane.simulated is not None and lane.simulated.prepared:
+            return PreparedEngine(lane, served_names)
         case "simulated":
             return SimulatedEngine(lane, served_names, model.max_model_len)
         case _:

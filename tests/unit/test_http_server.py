@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import anyio
 import pytest
 from starlette.applications import Starlette
@@ -28,5 +30,18 @@ async def test_each_tick_renews_the_date_of_its_answers(monkeypatch: pytest.Monk
     for _ in range(2):
         server.server_state.default_headers = []
         await until(lambda: "date" in [name.decode() for name, _ in server.server_state.default_headers])
+    server.should_exit = True
+    await serving
+
+
+async def test_its_connections_send_at_once() -> None:
+    """Nagle's algorithm would hold a first token back until the client has acknowledged the headers before it."""
+    server, serving, address = await serve_app(Starlette(), "127.0.0.1")
+    host, port = address.split(":")
+    async with await anyio.connect_tcp(host, int(port)):
+        await until(lambda: bool(server.server_state.connections))
+        (connection,) = server.server_state.connections
+        accepted = connection.transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     server.should_exit = True
     await serving

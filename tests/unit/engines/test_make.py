@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from serving.config import ENGINES, ENGINES_WITHOUT_MODEL, LaneConfig, ModelConfig
+from serving.config import ENGINES, ENGINES_WITHOUT_MODEL, LaneConfig, ModelConfig, SimulatedProfile
 from serving.core.engine_paths import TALLY_PATH
 from serving.core.errors import ConfigError
 from serving.engines.make import make_engine
@@ -77,3 +77,14 @@ async def test_an_engine_serves_as_a_replica(name: str, stream: bool) -> None:
             assert 'tandem_engine_running_requests{lane="batched",replica="b-1"} 0.0' in await answer.text()
         replica.check()
         await replica.close()
+
+
+def test_a_prepared_engine_has_no_setting_that_it_would_ignore() -> None:
+    with pytest.raises(
+        ValueError, match="prepared knows ttft_ms and step_ms only; stall_after_tokens is given"
+    ):
+        SimulatedProfile(prepared=True, ttft_ms=1, stall_after_tokens=5, stall_ms=5)
+    prepared = lane("simulated").model_copy(update={"simulated": SimulatedProfile(prepared=True, ttft_ms=1)})
+    engine = make_engine(prepared, ModelConfig(), ["m"])
+    assert "prepared" in engine.facts.version
+    engine.close()

@@ -1,0 +1,1 @@
+"""`make bench-overhead`: what the gateway costs on top of a real engine."""
