@@ -13,20 +13,14 @@ from serving.core.ray_application import APP_NAME, ENGINE_RESOURCE
 IMPORT_PATH = "serving.deployments:build"
 
 
-def serve_config(config: LabConfig, *, host: str, proxy_location: str) -> dict[str, Any]:
-    """The application in Ray Serve's multi-application schema.
-
-    Args:
-        host: the address that Serve's proxies listen on.
-        proxy_location: Serve's word for where they run, `HeadOnly` or `EveryNode`.
-    """
+def serve_config(config: LabConfig) -> dict[str, Any]:
+    """The application in Ray Serve's multi-application schema; its gateways listen where the args say."""
     return {
-        "proxy_location": proxy_location,
-        "http_options": {"host": host, "port": config.gateway.port},
+        "proxy_location": "Disabled",
         "applications": [
             {
                 "name": APP_NAME,
-                "route_prefix": "/",
+                "route_prefix": None,
                 "import_path": IMPORT_PATH,
                 # Only what the file says: a default is the business of the version that reads it.
                 "args": config.model_dump(mode="json", exclude_unset=True),
@@ -49,7 +43,7 @@ def serve_yaml(config: LabConfig, origin: str) -> str:
         "and the head, where scheduler and gateways run, none: ray start --head --num-cpus=0",
         "Every node needs this version of tandem and the model at the same path.",
     )
-    return to_yaml(serve_config(config, host=config.gateway.host, proxy_location="HeadOnly"), header=header)
+    return to_yaml(serve_config(config), header=header)
 
 
 # What others read as truth or a number and PyYAML does not, so that it would leave it without quotes:

@@ -14,7 +14,7 @@ from serving.gateway.errors import error_response
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32_768  # names, values, path and query together
 # A load balancer's probe has no key, and learns nothing but that somebody answers, and serves.
-FREE_PATHS = frozenset({"/health", "/ready"})
+FREE_PATHS = frozenset({"/health", "/ready", "/-/healthz"})
 
 
 class Gate:

@@ -54,7 +54,7 @@ def _wait_for_ports(state: LabState, say: Say) -> None:
     while taken := [port for port in state.ports if port_fault(state.host, port)]:
         if time.monotonic() > give_up_at_s:
             if state.address is not None:
-                # Serve's proxy belongs to the cluster, which ends it in its own time.
+                # The gateways belong to the cluster, which ends them in its own time.
                 say(
                     f"port {taken[0]} is in use still: Ray Serve on the cluster at {state.address} is stopping"
                 )

@@ -101,7 +101,6 @@ def test_ray_starts_what_a_lab_needs_and_lets_it_rest(lab: RunningLab) -> None:
         "ray::DashboardAgent",  # it exports Ray's metrics
         "ray::RuntimeEnvAgent",
         "ray::ServeController",
-        "ray::ProxyActor",
     }
     assert processes["ray::ServeController"].environ().items() >= SELDOM.items()
 

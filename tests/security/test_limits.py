@@ -1,7 +1,8 @@
-"""What a client may send, byte by byte: through Ray Serve's proxy, to the gateway."""
+"""What a client may send to the gateway, byte by byte."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Sequence
 from urllib.parse import urlsplit
@@ -20,10 +21,13 @@ def exchange(lab: LockedLab, parts: Sequence[bytes], *, limit_s: float = 20) -> 
     where = urlsplit(lab.url)
     got = b""
     with socket.create_connection((where.hostname, where.port or 0), timeout=limit_s) as connection:
-        for part in parts:
-            connection.sendall(part)
-        while received := connection.recv(65_536):
-            got += received
+        # What is too large is answered before its end, and what still comes is answered with a reset.
+        with contextlib.suppress(ConnectionError):
+            for part in parts:
+                connection.sendall(part)
+        with contextlib.suppress(ConnectionError):
+            while received := connection.recv(65_536):
+                got += received
     return got
 
 
@@ -48,7 +52,7 @@ def test_headers_out_of_bounds_are_431(lab: LockedLab, headers: bytes) -> None:
 
 
 def test_a_query_out_of_bounds_is_refused(lab: LockedLab) -> None:
-    for size, wanted in ((1000, 200), (40_000, 431), (200_000, 400)):  # the last by the proxy's own parser
+    for size, wanted in ((1000, 200), (33_000, 431), (200_000, 431)):
         line = b"GET /v1/models?" + b"q" * size + b" HTTP/1.1\r\n"
         assert status(exchange(lab, [line + KEY_LINE + END])) == wanted
 
@@ -83,10 +87,9 @@ def test_an_upload_that_does_not_end_is_cut_off(lab: LockedLab, key_line: bytes)
     assert b"connection: close" in answer.lower()
 
 
-@pytest.mark.parametrize("path", ["/-/routes", "/-/healthz"])
-def test_the_proxys_own_pages_say_only_that_there_is_a_lab(lab: LockedLab, path: str) -> None:
-    answer = httpx.get(f"{lab.url}{path}")
-    assert answer.text in ('{"/":"tandem"}', "success")
+def test_without_a_key_a_probe_learns_only_that_somebody_answers(lab: LockedLab) -> None:
+    assert httpx.get(f"{lab.url}/-/healthz").text == "success"
+    assert httpx.get(f"{lab.url}/-/routes").status_code == 401
 
 
 def test_a_replicas_port_serves_what_the_lab_uses(lab: LockedLab) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from serving.config import LabConfig
-from serving.export.kuberay.objects import KEYS_SECRET, LABELS, NAME, Cluster, lab_object
+from serving.export.kuberay.objects import GATEWAY_SERVICE, KEYS_SECRET, LABELS, NAME, Cluster, lab_object
 
 DASHBOARD_LABEL = {"grafana_dashboard": "1"}  # what the sidecar of Grafana's chart looks for
 
@@ -20,7 +20,7 @@ DASHBOARD_LABEL = {"grafana_dashboard": "1"}  # what the sidecar of Grafana's ch
 def scrape_config(config: LabConfig, cluster: Cluster) -> dict[str, Any]:
     """The lab's own processes, by the gateway's list; Ray's are the PodMonitor's."""
     job = _scrape_job()
-    url = f"http://{NAME}-serve-svc.{cluster.namespace}.svc:{config.gateway.port}/targets"
+    url = f"http://{GATEWAY_SERVICE}.{cluster.namespace}.svc:{config.gateway.port}/targets"
     discovery = {
         "url": url,
         "refreshInterval": job["http_sd_configs"][0]["refresh_interval"],

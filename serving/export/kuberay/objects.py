@@ -9,6 +9,7 @@ from typing import Any
 from serving.core.errors import ConfigError
 
 NAME = "tandem"
+GATEWAY_SERVICE = "tandem-gateway"
 # Not `name`: KubeRay selects its own pods by app.kubernetes.io/name.
 LABELS = {"app.kubernetes.io/part-of": NAME}
 KEYS_SECRET = (

@@ -1,6 +1,7 @@
 """The RayService: the Ray cluster for the lab, its pods and their sizes, and the lab's config within.
 
-Field names are those of KubeRay's `ray.io/v1`, 1.5.1 or later for the token. Sizes are those of `tandem doctor`.
+Field names are those of KubeRay's `ray.io/v1`, 1.6.0 or later for the port of the Service.
+Sizes are those of `tandem doctor`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ from serving.config import LabConfig, LaneConfig
 from serving.core.errors import ConfigError
 from serving.core.ray_application import ENGINE_RESOURCE, LOOPBACK_SWITCH, OBJECT_STORE_BYTES
 from serving.doctor import BASE_MEMORY_GIB, ENGINE_MEMORY_GIB, MODELLESS_MEMORY_GIB, SHM_GIB
-from serving.export.kuberay.objects import KEYS_SECRET, LABELS, NAME, Cluster, lab_object
+from serving.export.kuberay.objects import (
+    GATEWAY_SERVICE,
+    KEYS_SECRET,
+    LABELS,
+    NAME,
+    Cluster,
+    lab_object,
+)
 from serving.export.serve_config import serve_config, to_yaml
 from serving.gateway.api_keys import KEYS_VARIABLE
 
@@ -26,6 +34,9 @@ REDIS_SECRET = "tandem-redis"  # `password`
 CUDA_HOST_MEMORY_GIB = 8.0  # of one CUDA engine beside its GPU memory: a guess, to be seen on your cluster
 MIN_ENGINE_CPUS = 2
 GCS_PORT, DASHBOARD_PORT, AGENT_PORT, METRICS_PORT = 6379, 8265, 52365, 8080
+# KubeRay's name for the head's port whose `/-/healthz` says whether the head serves.
+SERVE_PORT_NAME = "serve"
+ALL_INTERFACES = "0.0.0.0"
 RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
@@ -70,14 +81,26 @@ def ray_service(config: LabConfig, cluster: Cluster) -> dict[str, Any]:
         ray_cluster["autoscalerOptions"] = {"idleTimeoutSeconds": 300, "securityContext": RESTRICTED}
     ray_cluster["headGroupSpec"] = _head(config, cluster, scales=scales)
     ray_cluster["workerGroupSpecs"] = [_workers(config, cluster, worker)]
-    # A proxy on every node with an engine: KubeRay's Service takes all ready pods, and expects one there.
-    serve = serve_config(config, host="0.0.0.0", proxy_location="EveryNode")
-    spec = {"serveConfigV2": to_yaml(serve), "rayClusterConfig": ray_cluster}
+    in_a_pod = config.gateway.model_copy(update={"host": ALL_INTERFACES})
+    spec = {
+        "serveConfigV2": to_yaml(serve_config(config.model_copy(update={"gateway": in_a_pod}))),
+        "serveService": _gateway_service(config),
+        "rayClusterConfig": ray_cluster,
+    }
     return lab_object("ray.io/v1", "RayService", NAME, cluster, spec=spec)
 
 
+def _gateway_service(config: LabConfig) -> dict[str, Any]:
+    """The Service that KubeRay turns to the cluster that serves, once all of that one is ready.
+
+    KubeRay selects all pods of the cluster. The port goes by its name, and only the head has one of that name.
+    """
+    port = {"name": SERVE_PORT_NAME, "port": config.gateway.port, "targetPort": SERVE_PORT_NAME}
+    return {"metadata": {"name": GATEWAY_SERVICE, "labels": LABELS}, "spec": {"ports": [port]}}
+
+
 def _head(config: LabConfig, cluster: Cluster, *, scales: bool) -> dict[str, Any]:
-    port, num_gateways = config.gateway.port, config.gateway.replicas or 1
+    num_gateways = config.gateway.replicas or 1
     cpus, memory_gib = (
         1 + num_gateways,
         math.ceil(2 * BASE_MEMORY_GIB + num_gateways / 4),
@@ -92,7 +115,7 @@ def _head(config: LabConfig, cluster: Cluster, *, scales: bool) -> dict[str, Any
         "ports": [
             {"name": "gcs-server", "containerPort": GCS_PORT},
             {"name": "dashboard", "containerPort": DASHBOARD_PORT},
-            {"name": "serve", "containerPort": port},
+            {"name": SERVE_PORT_NAME, "containerPort": config.gateway.port},
             {"name": "metrics", "containerPort": METRICS_PORT},
         ],
         # Ready: workers may join. Whether the lab serves is a condition of the RayService.
@@ -110,17 +133,13 @@ def _head(config: LabConfig, cluster: Cluster, *, scales: bool) -> dict[str, Any
 
 
 def _workers(config: LabConfig, cluster: Cluster, worker: Worker) -> dict[str, Any]:
-    port = config.gateway.port
     container = {
         "name": "ray-worker",
         "image": cluster.image,
         "env": _environment(),
-        "ports": [
-            {"name": "serve", "containerPort": port},
-            {"name": "metrics", "containerPort": METRICS_PORT},
-        ],
-        # Ready: Serve's proxy answers here, which it does as soon as an engine runs on this pod.
-        "readinessProbe": _probe("/-/healthz", port, failures=1),
+        "ports": [{"name": "metrics", "containerPort": METRICS_PORT}],
+        # Ready: it belongs to the cluster. Without a probe of ours KubeRay asks for Serve's proxy: there is none.
+        "readinessProbe": _probe("/api/local_raylet_healthz", AGENT_PORT, failures=6),
         "livenessProbe": _probe("/api/local_raylet_healthz", AGENT_PORT, failures=24),
         "resources": _resources(worker.cpus, worker.memory_gib, worker.gpus),
         "securityContext": RESTRICTED,
@@ -151,6 +170,8 @@ def _pods(engines: int, worker: Worker) -> int:
 def _pod(config: LabConfig, container: dict[str, Any], *, needs_kubernetes: bool) -> dict[str, Any]:
     spec: dict[str, Any] = {
         "automountServiceAccountToken": needs_kubernetes,
+        # A Service named `vllm` would set VLLM_PORT, which an engine takes for its own.
+        "enableServiceLinks": False,
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": USER_ID,

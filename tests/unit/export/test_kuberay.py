@@ -99,7 +99,9 @@ def test_kubernetes_own_objects_are_right_by_its_schemas(name: str) -> None:
         {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "x"}, "template": template}
         for template in pod_templates(name)
     ]
-    assert len(objects) >= 4
+    service = only("RayService", made(name))["spec"]["serveService"]
+    objects.append({"apiVersion": "v1", "kind": "Service", **service})
+    assert len(objects) >= 5
     for one in objects:
         kubernetes_validate.validate(one, "1.34", strict=True)
         with pytest.raises(kubernetes_validate.ValidationError):
@@ -193,10 +195,41 @@ def test_a_file_of_keys_that_no_pod_has_is_refused() -> None:
 def test_prometheus_asks_where_the_gateways_are_and_shows_a_key() -> None:
     objects = made("scale")
     (discovery,) = only("ScrapeConfig", objects)["spec"]["httpSDConfigs"]
-    assert discovery["url"] == "http://tandem-serve-svc.tandem.svc:8000/targets"
+    assert discovery["url"] == "http://tandem-gateway.tandem.svc:8000/targets"
     container = ray_cluster()["headGroupSpec"]["template"]["spec"]["containers"][0]
     names = [one["valueFrom"]["secretKeyRef"]["name"] for one in container["env"] if "valueFrom" in one]
     assert names == [discovery["authorization"]["credentials"]["name"]]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_gateways_are_on_the_head_and_so_is_the_service_s_only_endpoint(name: str) -> None:
+    spec = only("RayService", made(name))["spec"]
+    serve = yaml.safe_load(spec["serveConfigV2"])
+    (application,) = serve["applications"]
+    lab = config.from_data(application["args"], "args")
+    assert (serve["proxy_location"], application["route_prefix"]) == ("Disabled", None)
+    assert lab.gateway.host == "0.0.0.0"
+    (port,) = spec["serveService"]["spec"]["ports"]
+    assert port == {"name": "serve", "port": lab.gateway.port, "targetPort": "serve"}
+    on_head, on_worker = (
+        {one["name"]: one["containerPort"] for one in template["spec"]["containers"][0]["ports"]}
+        for template in pod_templates(name)
+    )
+    assert on_head["serve"] == lab.gateway.port
+    assert "serve" not in on_worker
+
+
+def test_only_the_host_differs_from_the_config() -> None:
+    lab = config.load(CHECKOUT / "deploy" / "lab.yaml")
+    serve = yaml.safe_load(only("RayService", made())["spec"]["serveConfigV2"])
+    args = serve["applications"][0]["args"]
+    args["gateway"]["host"] = lab.gateway.host
+    assert config.from_data(args, "args") == lab
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_no_service_of_the_namespace_sets_variables_in_a_pod(name: str) -> None:
+    assert [one["spec"]["enableServiceLinks"] for one in pod_templates(name)] == [False, False]
 
 
 def test_ray_s_metrics_are_scraped_once_and_under_the_lab_s_labels() -> None:

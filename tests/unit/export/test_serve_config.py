@@ -29,7 +29,8 @@ for path in sys.argv[1:]:
     module, name = application.import_path.split(":")
     assert (module, getattr(deployments, name).__name__) == (deployments.__name__, "build")
     assert application.name == deployments.APP_NAME
-    assert schema.http_options.port == 8000
+    assert application.route_prefix is None
+    assert schema.proxy_location == "Disabled"
 """
 
 

@@ -1,4 +1,4 @@
-"""Who comes in: keys on every path but one, and headers within bounds."""
+"""Who comes in: keys on every path but those of probes, and headers within bounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHOWN = {"authorization": f"Bearer {KEY}"}
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/models", "/scheduler", "/targets", "/lab", "/nothing", "/health/", "//health"]
+    "path", ["/v1/models", "/scheduler", "/targets", "/lab", "/nothing", "/health/", "//health", "/-/routes"]
 )
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong-0123456789"}, {"api-key": KEY}])
 async def test_without_a_key_every_page_is_401(path: str, headers: dict[str, str]) -> None:
@@ -42,6 +42,12 @@ async def test_with_a_key_every_page_answers(path: str) -> None:
 async def test_health_needs_no_key() -> None:
     async with gateway_lab(keys=ApiKeys([KEY])) as lab:
         assert (await lab.get("/health")).json == {"status": "ok"}
+
+
+async def test_kuberay_asks_without_a_key_whether_a_gateway_serves() -> None:
+    async with gateway_lab(keys=ApiKeys([KEY])) as lab:
+        caller = await lab.get("/-/healthz")
+        assert (caller.status, caller.got) == (200, b"success")
 
 
 async def test_without_a_key_no_body_is_read_and_no_scheduler_asked() -> None:
