@@ -14,7 +14,8 @@ from serving.core.request import Outcome
 from serving.core.speculation import SpeculationCounts
 
 # The client counts TTFT from its first byte sent, the gateway from the request's arrival there: between them
-# lie two loopback connections and Serve's proxy. On two cores that engines keep busy these took 5 to 25 ms.
+# lie a loopback connection and the reading of the head. On two cores that engines keep busy, and with Serve's proxy
+# between as it was then, it took 5 to 25 ms.
 TTFT_TOLERANCE_S = 0.050
 TTFT_TOLERANCE_SHARE = 0.10
 # The same requests stand in both histograms, so beyond that shift only a stray few may differ.
