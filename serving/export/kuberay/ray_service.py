@@ -81,13 +81,18 @@ def ray_service(config: LabConfig, cluster: Cluster) -> dict[str, Any]:
         ray_cluster["autoscalerOptions"] = {"idleTimeoutSeconds": 300, "securityContext": RESTRICTED}
     ray_cluster["headGroupSpec"] = _head(config, cluster, scales=scales)
     ray_cluster["workerGroupSpecs"] = [_workers(config, cluster, worker)]
-    in_a_pod = config.gateway.model_copy(update={"host": ALL_INTERFACES})
+    # As many as the head is sized for: by itself a gateway would count the cores of the node.
+    in_a_pod = config.gateway.model_copy(update={"host": ALL_INTERFACES, "replicas": _num_gateways(config)})
     spec = {
         "serveConfigV2": to_yaml(serve_config(config.model_copy(update={"gateway": in_a_pod}))),
         "serveService": _gateway_service(config),
         "rayClusterConfig": ray_cluster,
     }
     return lab_object("ray.io/v1", "RayService", NAME, cluster, spec=spec)
+
+
+def _num_gateways(config: LabConfig) -> int:
+    return config.gateway.replicas or 1
 
 
 def _gateway_service(config: LabConfig) -> dict[str, Any]:
@@ -100,7 +105,7 @@ def _gateway_service(config: LabConfig) -> dict[str, Any]:
 
 
 def _head(config: LabConfig, cluster: Cluster, *, scales: bool) -> dict[str, Any]:
-    num_gateways = config.gateway.replicas or 1
+    num_gateways = _num_gateways(config)
     cpus, memory_gib = (
         1 + num_gateways,
         math.ceil(2 * BASE_MEMORY_GIB + num_gateways / 4),

@@ -219,11 +219,13 @@ def test_gateways_are_on_the_head_and_so_is_the_service_s_only_endpoint(name: st
     assert "serve" not in on_worker
 
 
-def test_only_the_host_differs_from_the_config() -> None:
-    lab = config.load(CHECKOUT / "deploy" / "lab.yaml")
-    serve = yaml.safe_load(only("RayService", made())["spec"]["serveConfigV2"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_only_host_and_number_of_gateways_are_not_as_in_the_config(name: str) -> None:
+    lab = config.load(CHECKOUT / "deploy" / f"{name}.yaml")
+    serve = yaml.safe_load(only("RayService", made(name))["spec"]["serveConfigV2"])
     args = serve["applications"][0]["args"]
-    args["gateway"]["host"] = lab.gateway.host
+    assert args["gateway"]["replicas"] == (lab.gateway.replicas or 1), "what the head is sized for"
+    args["gateway"] |= {"host": lab.gateway.host, "replicas": lab.gateway.replicas}
     assert config.from_data(args, "args") == lab
 
 
