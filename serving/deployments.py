@@ -57,6 +57,7 @@ from serving.tracing.span_log import SpanLog
 
 POLL_S = 0.5
 CORES_FOR_TWO_GATEWAYS = 4
+GC_THRESHOLD = 10_000  # Python's own is 700, a few requests
 CONNECT_TIMEOUT_S = 60
 ANSWER_TIMEOUT_S = 10
 # Far above what the scheduler lets run: Serve must never be the one that queues.
@@ -207,9 +208,10 @@ def _prepare_process() -> None:
 
 
 def _pause_less() -> None:
-    """Keep what was there at the start out of every later collection, which would stop all streams for it."""
+    """A collection stops all streams: keep what was there at the start out of it, and make it seldom."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
 
 
 async def _ray_targets() -> list[dict[str, Any]]:

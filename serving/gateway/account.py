@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import NamedTuple
 
 from serving.core.errors import Reason, UpstreamError
@@ -95,19 +94,20 @@ class RequestAccount:
         """One try on a replica, from the wish for a lease to the lease given back."""
         # Half an event of a replica that broke must not stand before the first event of the next.
         self.notes = StreamNotes(strip_usage=self._request.strip_usage)
-        self._attempts.append(Attempt(request_id, submitted_ns=time.monotonic_ns()))
+        attempt = Attempt(request_id, submitted_ns=time.monotonic_ns())
+        self._attempts.append(attempt)
         try:
             yield
         finally:
-            self._attempts[-1] = replace(self._attempts[-1], ended_ns=time.monotonic_ns())
+            attempt.ended_ns = time.monotonic_ns()
 
     @contextmanager
     def running_on(self, held: HeldReplica) -> Iterator[None]:
         """The lease was granted. At the end of the block it is noted what the release says of the replica."""
         self._held = held
-        self._attempts[-1] = replace(
-            self._attempts[-1], granted_ns=time.monotonic_ns(), lane=self.lane, replica_id=self.replica_id
-        )
+        attempt = self._attempts[-1]
+        attempt.granted_ns = time.monotonic_ns()
+        attempt.lane, attempt.replica_id = self.lane, self.replica_id
         verdict = ReplicaVerdict.UNTOLD
         try:
             yield
@@ -120,7 +120,7 @@ class RequestAccount:
 
     def first_byte(self) -> None:
         """The replica's answer begins."""
-        self._attempts[-1] = replace(self._attempts[-1], first_byte_ns=time.monotonic_ns())
+        self._attempts[-1].first_byte_ns = time.monotonic_ns()
 
     def _first_token_s(self, held: HeldReplica) -> float | None:
         return self.notes.chunk_at_s[0] - held.granted_at_s if self.notes.chunk_at_s else None
@@ -136,11 +136,10 @@ class RequestAccount:
     def close(self, ending: Ending) -> None:
         """The request ended: tell the log, the collector and the metrics."""
         self._ended = time.monotonic_ns(), ending
-        span = self.span()
         if self._traced is not None:
-            end_request(self._traced, span)
+            end_request(self._traced, self.span())
         if self._logs_requests:
-            logger.info("request %s", request_line(span))
+            logger.info("request %s", request_line(self.span()))
         self._count(ending)
 
     def _count(self, ending: Ending) -> None:

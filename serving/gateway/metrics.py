@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from serving.config import SloConfig
 from serving.core.errors import ERROR_SHAPES, Reason
@@ -18,6 +20,16 @@ from serving.metrics.tenant_label import TenantLabels
 MET, MISSED = "met", "missed"  # label `result`
 TOO_MANY_REQUESTS = 429
 DEFAULT_SLO = SloConfig()
+
+
+class _LaneCollectors(NamedTuple):
+    """What a completed request of one lane is observed in."""
+
+    ttft: Histogram
+    tpot: Histogram
+    e2e: Histogram
+    prompt_tokens: Counter
+    output_tokens: Counter
 
 
 class GatewayMetrics:
@@ -57,12 +69,27 @@ class GatewayMetrics:
                 self.reroutes.labels(lane=lane, outcome=outcome)
         self._prompt_tokens = make.counter(names.PROMPT_TOKENS, self.registry)
         self._output_tokens = make.counter(names.OUTPUT_TOKENS, self.registry)
+        # Finding a label's child costs more than counting in it, and a request counts in ten.
+        self._request_count = cache(self._requests.labels)
+        self._tenant_count = cache(self._tenant_requests.labels)
+        self._tenant_token_count = cache(self._tenant_tokens.labels)
+        self._slo_count = cache(self._slo_requests.labels)
+        self._of_lane = cache(self._lane_collectors)
+
+    def _lane_collectors(self, lane: str) -> _LaneCollectors:
+        return _LaneCollectors(
+            self._ttft.labels(lane),
+            self._tpot.labels(lane),
+            self._e2e.labels(lane),
+            self._prompt_tokens.labels(lane),
+            self._output_tokens.labels(lane),
+        )
 
     def ended(self, lane: str, outcome: Outcome, reason: Reason | None, tenant: str | None = None) -> None:
         """Count a request that ended; `lane` is empty when none was chosen, `tenant` None where it is not known."""
-        self._requests.labels(lane=lane, outcome=outcome, reason=reason or "").inc()
+        self._request_count(lane, outcome, reason or "").inc()
         if tenant is not None:
-            self._tenant_requests.labels(tenant=self._tenants.label(tenant), outcome=outcome).inc()
+            self._tenant_count(self._tenants.label(tenant), outcome).inc()
 
     def refused(self, reason: Reason) -> None:
         """Count a request that the gateway itself turned away."""
@@ -81,7 +108,7 @@ class GatewayMetrics:
             result = MISSED
         else:
             return
-        self._slo_requests.labels(lane=lane, result=result).inc()
+        self._slo_count(lane, result).inc()
 
     def _is_met_by(self, timeline: RequestTimeline) -> bool:
         if not timeline.chunk_at_s or ttft_s(timeline) >= self._slo.ttft_s:
@@ -101,11 +128,12 @@ class GatewayMetrics:
         """Observe a completed request's figures, by the shared definitions."""
         if tenant is not None:
             tokens = timeline.output_tokens or 0
-            self._tenant_tokens.labels(tenant=self._tenants.label(tenant)).inc(tokens)
-        self._e2e.labels(lane=lane).observe(e2e_latency_s(timeline))
-        self._prompt_tokens.labels(lane=lane).inc(prompt_tokens)
-        self._output_tokens.labels(lane=lane).inc(timeline.output_tokens or 0)
+            self._tenant_token_count(self._tenants.label(tenant)).inc(tokens)
+        of_lane = self._of_lane(lane)
+        of_lane.e2e.observe(e2e_latency_s(timeline))
+        of_lane.prompt_tokens.inc(prompt_tokens)
+        of_lane.output_tokens.inc(timeline.output_tokens or 0)
         if is_stream and timeline.chunk_at_s:
-            self._ttft.labels(lane=lane).observe(ttft_s(timeline))
+            of_lane.ttft.observe(ttft_s(timeline))
             if timeline.output_tokens and (tpot := tpot_s(timeline)) is not None:
-                self._tpot.labels(lane=lane).observe(tpot)
+                of_lane.tpot.observe(tpot)

@@ -116,7 +116,6 @@ def _prompt_tokens(raw: bytes, body: Mapping[str, Any]) -> int:
         elif isinstance(value, list):
             left += value[: MAX_COUNTED_VALUES + 1]
         elif isinstance(value, dict):
-            left += value.keys()
             left += value.values()
     return num_bytes // BYTES_PER_TOKEN
 

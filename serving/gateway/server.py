@@ -55,6 +55,7 @@ class GatewayServer(QuietServer):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,  # nobody here looks at a client's address
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=int(drain_timeout_s),
             )

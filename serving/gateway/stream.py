@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from serving.core.sse import EventShape, EventSplitter, UsageNotes, parse_event
 
+WORTH_LEARNING = 3  # chunks with text; a shorter answer ends before it pays
+
 
 @dataclass
 class StreamNotes:
@@ -58,5 +60,6 @@ class StreamNotes:
         self.error = self.error or said.error
         if self.error is not None:
             return False  # what the engine says of its fault, and its [DONE] after it, are not the client's answer
-        self._shape = EventShape.learn(event, said) or shape
+        if len(self.chunk_at_s) >= WORTH_LEARNING:
+            self._shape = EventShape.learn(event, said) or shape
         return not (said.is_usage_only and self.strip_usage)

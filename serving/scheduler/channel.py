@@ -57,7 +57,7 @@ async def keep_connected(
 
 
 async def listen(channel: aiohttp.ClientWebSocketResponse, hear: Callable[[str], None]) -> None:
-    """Hand on what the scheduler says, until the channel ends.
+    """Hand on what the scheduler says, message by message, until the channel ends.
 
     Raises:
         ChannelRefusedError: the scheduler ended it, because of what it was told.
@@ -66,7 +66,8 @@ async def listen(channel: aiohttp.ClientWebSocketResponse, hear: Callable[[str],
     while True:
         frame = await channel.receive()
         if frame.type is aiohttp.WSMsgType.TEXT:
-            hear(frame.data)
+            for line in frame.data.split("\n"):
+                hear(line)
         elif frame.type is aiohttp.WSMsgType.ERROR:
             # A heartbeat that stayed unanswered comes as a frame, not as an exception.
             raise ConnectionError(f"the scheduler fell silent: {frame.data!r}")

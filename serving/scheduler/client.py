@@ -29,6 +29,7 @@ from serving.scheduler.protocol import (
     Withdraw,
     decode_from_scheduler,
     encode,
+    next_frame,
 )
 
 ALONE_LIMIT_S = 15.0
@@ -150,7 +151,7 @@ class SchedulerClient:
                 self._tell(Submit(replace(pending.request, age_s=pending.request.age_s + waited_s)))
         sender = asyncio.create_task(_send_all(socket, outbox))
         try:
-            await listen(socket, lambda text: self._hear(decode_from_scheduler(text)))
+            await listen(socket, lambda line: self._hear(decode_from_scheduler(line)))
         finally:
             sender.cancel()
             self._outbox = None
@@ -184,4 +185,4 @@ def _refused(message: Refused) -> RefusedError:
 async def _send_all(socket: aiohttp.ClientWebSocketResponse, outbox: asyncio.Queue[str]) -> None:
     with contextlib.suppress(aiohttp.ClientConnectionResetError):  # the reader sees the end too
         while True:
-            await socket.send_str(await outbox.get())
+            await socket.send_str(await next_frame(outbox))

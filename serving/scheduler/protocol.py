@@ -1,11 +1,13 @@
 """The words on the control channel: one WebSocket from each gateway and each replica to the scheduler.
 
-Each message is one JSON text frame. A connection that closes is its owner's death notice: what a gateway
+A message is one line of JSON, and a text frame holds one or more: what was said while the last was sent goes
+together. A connection that closes is its owner's death notice: what a gateway
 held is released, and a replica takes no more requests. The first message of a connection is a hello.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -17,8 +19,9 @@ from serving.core.request import Lease, RequestEnd, SchedulingRequest
 
 # Raise it with every change of a message, or of what one means. Scheduler, gateways and replicas come from one
 # release; the number tells them apart where two of them meet.
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 CONTROL_PATH = "/control"
+MAX_MESSAGES_A_FRAME = 64  # a hello that reports many leases is one message, and longer
 # Why the scheduler closes a channel, as codes of RFC 6455; the close frame says more.
 BAD_HELLO = 1002
 BAD_MESSAGE = 1008
@@ -125,6 +128,14 @@ decode_replica_update = msgspec.json.Decoder(ReplicaUpdate).decode
 _decode_message = msgspec.json.Decoder(ToScheduler).decode
 _decode_json = msgspec.json.Decoder().decode
 _decode_any_hello = msgspec.json.Decoder(_AnyHello).decode
+
+
+async def next_frame(outbox: asyncio.Queue[str]) -> str:
+    """The messages that wait in an outbox, at least one, as one frame."""
+    lines = [await outbox.get()]
+    while len(lines) < MAX_MESSAGES_A_FRAME and not outbox.empty():
+        lines.append(outbox.get_nowait())
+    return "\n".join(lines)
 
 
 def read_hello(text: str) -> Hello:

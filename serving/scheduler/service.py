@@ -45,6 +45,7 @@ from serving.scheduler.protocol import (
     Withdraw,
     decode_to_scheduler,
     encode,
+    next_frame,
     read_hello,
 )
 from serving.scheduler.quiet_log import QuietLog
@@ -61,8 +62,11 @@ class _Gateway:
     """A connected gateway: its outbox, and the requests it has waiting or running here."""
 
     hello: GatewayHello
-    outbox: asyncio.Queue[FromScheduler]
+    outbox: asyncio.Queue[str]
     requests: set[str]
+
+    def tell(self, message: FromScheduler) -> None:
+        self.outbox.put_nowait(encode(message).decode())
 
 
 @dataclass(eq=False)
@@ -70,7 +74,7 @@ class _Replica:
     """A connected replica, and the last that it was told."""
 
     hello: ReplicaHello
-    outbox: asyncio.Queue[ReplicaUpdate] = field(default_factory=asyncio.Queue)
+    outbox: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
     told: ReplicaUpdate | None = None
 
 
@@ -101,9 +105,10 @@ class SchedulerService:
         """Talk with one gateway or replica until it leaves."""
         await socket.accept()
         try:
-            hello = read_hello(await socket.receive_text())
+            first, *said_with_it = (await socket.receive_text()).split("\n")
+            hello = read_hello(first)
             if isinstance(hello, GatewayHello):
-                await self._serve_gateway(socket, hello)
+                await self._serve_gateway(socket, hello, said_with_it)
             else:
                 await self._serve_replica(socket, hello)
         except WebSocketDisconnect:
@@ -119,11 +124,11 @@ class SchedulerService:
         self._faults.log(logging.ERROR, f"control channel from {host}: {reason}")
         await socket.close(code, reason.encode()[:MAX_CLOSE_REASON_BYTES].decode(errors="ignore"))
 
-    async def _serve_gateway(self, socket: WebSocket, hello: GatewayHello) -> None:
+    async def _serve_gateway(self, socket: WebSocket, hello: GatewayHello, lines: list[str]) -> None:
         for earlier in [known for known in self._gateways if known.hello.gateway_id == hello.gateway_id]:
             self._forget(earlier)  # its connection is dead, though nobody has told us yet
         gateway = _Gateway(hello, asyncio.Queue(), set())
-        gateway.outbox.put_nowait(Welcome())
+        gateway.tell(Welcome())
         self._gateways.add(gateway)
         for lease in hello.leases:
             self._core.adopt(lease)
@@ -132,24 +137,21 @@ class SchedulerService:
         logger.info("gateway %s connected with %d leases", hello.gateway_id, len(hello.leases))
         writer = asyncio.create_task(self._write(socket, gateway.outbox))
         try:
-            while True:
-                message = decode_to_scheduler(await socket.receive_text())
-                if gateway not in self._gateways:
-                    # It has connected anew: what it said here before is given back, and nobody would release more.
-                    await socket.close(REPLACED, "this gateway has a newer connection")
-                    return
-                self._handle(gateway, message)
+            while gateway in self._gateways:
+                for line in lines:
+                    self._handle(gateway, decode_to_scheduler(line))
+                lines = (await socket.receive_text()).split("\n")
+            # It has connected anew: what it said here before is given back, and nobody would release more.
+            await socket.close(REPLACED, "this gateway has a newer connection")
         finally:
             writer.cancel()
             if gateway in self._gateways:
                 self._forget(gateway)
                 self._dispatch()
 
-    async def _write(
-        self, socket: WebSocket, outbox: asyncio.Queue[FromScheduler] | asyncio.Queue[ReplicaUpdate]
-    ) -> None:
+    async def _write(self, socket: WebSocket, outbox: asyncio.Queue[str]) -> None:
         while True:
-            await socket.send_text(encode(await outbox.get()).decode())
+            await socket.send_text(await next_frame(outbox))
 
     async def _serve_replica(self, socket: WebSocket, hello: ReplicaHello) -> None:
         info = hello.info
@@ -223,12 +225,12 @@ class SchedulerService:
     def _grant(self, grant: Grant) -> None:
         self.metrics.granted(grant)
         request_id = grant.lease.request_id
-        self._owner_of[request_id].outbox.put_nowait(
+        self._owner_of[request_id].tell(
             Granted(request_id, grant.replica.replica_id, grant.replica.lane, grant.replica.url)
         )
 
     def _refuse(self, gateway: _Gateway, request_id: str, refusal: Refusal) -> None:
-        gateway.outbox.put_nowait(Refused(request_id, refusal.reason, refusal.message, refusal.retry_after_s))
+        gateway.tell(Refused(request_id, refusal.reason, refusal.message, refusal.retry_after_s))
 
     def _own(self, gateway: _Gateway, request_id: str) -> None:
         gateway.requests.add(request_id)
@@ -259,7 +261,7 @@ class SchedulerService:
             update = ReplicaUpdate(demands.get(replica_id, 0), self._has_grace)
             if update != replica.told:
                 replica.told = update
-                replica.outbox.put_nowait(update)
+                replica.outbox.put_nowait(encode(update).decode())
 
     async def drain(self) -> bool:
         """Take no new requests and wait until those that run or wait have ended; False when some were left."""

@@ -64,7 +64,7 @@ def to_last_token(steps: Sequence[StepEvent]) -> tuple[StepEvent, ...]:
     return tuple(steps[:end])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Attempt:
     """One try on a replica; a request that is rerouted has two.
 

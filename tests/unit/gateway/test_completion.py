@@ -359,8 +359,13 @@ async def test_a_client_that_leaves_a_stream_stops_the_engine() -> None:
 
 
 async def test_a_connection_that_breaks_under_a_write_is_a_client_that_left() -> None:
+    async def script(exchange: Exchange) -> None:
+        await exchange.begin_stream()
+        await exchange.send(text("a"))
+        await exchange.until_left()
+
     async with gateway_lab() as lab:
-        lab.engine.script = plays(text("a"), DONE)
+        lab.engine.script = script
         caller = lab.caller(STREAM, is_cut_off=True)
         await caller.call(lab.app)
         assert lab.ended == {("batched", "cancelled", "client_closed"): 1}

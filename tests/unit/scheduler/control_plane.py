@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -143,6 +143,9 @@ class ControlPlane:
 @dataclass
 class RawGateway:
     socket: aiohttp.ClientWebSocketResponse
+    heard: list[str] = field(
+        default_factory=list
+    )  # of a frame with several messages, those not given out yet
 
     async def submit(self, request_id: str, lane: str | None = None, **fields: Any) -> None:
         await self.say(protocol.Submit(request(request_id, lane, **fields)))
@@ -151,9 +154,9 @@ class RawGateway:
         await say(self.socket, message)
 
     async def hear(self) -> protocol.FromScheduler:
-        message: protocol.FromScheduler = protocol.decode_from_scheduler(
-            await self.socket.receive_str(timeout=20)
-        )
+        if not self.heard:
+            self.heard += (await self.socket.receive_str(timeout=20)).split("\n")
+        message: protocol.FromScheduler = protocol.decode_from_scheduler(self.heard.pop(0))
         return message
 
 

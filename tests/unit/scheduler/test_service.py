@@ -18,11 +18,16 @@ from serving.scheduler import client as client_module
 from serving.scheduler import service as service_module
 from serving.scheduler.client import SchedulerClient
 from serving.scheduler.protocol import (
+    MAX_MESSAGES_A_FRAME,
+    GatewayHello,
     Granted,
     Refused,
     ReplicaLeaving,
     ReplicaUpdate,
+    Submit,
     Withdraw,
+    encode,
+    next_frame,
 )
 from tests.unit.scheduler.control_plane import (
     ControlPlane,
@@ -730,3 +735,21 @@ async def test_the_status_page_tells_who_waits_and_who_was_refused() -> None:
         assert status["last_refusals"] == [
             {"seconds_ago": 3.0, "reason": "queue_full", "tenant": "late", "lane": "sequential"}
         ]
+
+
+async def test_what_is_said_at_once_goes_in_one_frame_and_is_heard_in_order() -> None:
+    async with control_plane() as plane, plane.replica("s", "sequential"), plane.connected() as socket:
+        said = [
+            GatewayHello("g", "127.0.0.1:9"),
+            Submit(request("a", "sequential")),
+            Submit(request("b", "sequential")),
+        ]
+        await socket.send_str("\n".join(encode(message).decode() for message in said))
+        await until(lambda: plane.counts == (1, 1))
+        await socket.send_str("\n".join(encode(message).decode() for message in (release("a"), release("b"))))
+        await until(lambda: plane.counts == (0, 0))
+        outbox: asyncio.Queue[str] = asyncio.Queue()
+        for number in range(MAX_MESSAGES_A_FRAME + 1):
+            outbox.put_nowait(str(number))
+        assert (await next_frame(outbox)).count("\n") == MAX_MESSAGES_A_FRAME - 1
+        assert await next_frame(outbox) == str(MAX_MESSAGES_A_FRAME)
