@@ -23,6 +23,7 @@ from serving.core.errors import ConfigError
 from serving.core.lane import EngineFacts
 from serving.engines.base import EngineTally, FinishedRequest
 from serving.engines.steps.log import PATH_VARIABLE, StepLog
+from serving.environment import metrics_faults, vllm_faults
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ class VllmEngine:
     """One vLLM engine with vLLM's own HTTP application.
 
     Raises:
-        ConfigError: the lane's draft model is not on this node.
+        ConfigError: the lane's draft model is not on this node, or vLLM cannot read a variable of its environment.
     """
 
     def __init__(
@@ -108,6 +109,9 @@ class VllmEngine:
         if lane.speculation is not None and (draft := lane.speculation.model) is not None:
             # vLLM would take it for a name on a hub, and say so after half a minute.
             model_store.resolve(draft, f"lanes[{lane.name}].speculation.model")
+        # `tandem up` looks as well; on a cluster this is the first to see the node.
+        if faults := metrics_faults() + vllm_faults():
+            raise ConfigError("environment of the engine: " + "; ".join(faults))
         device = choose_device(model)
         dtype = choose_dtype(model, device, machine.instruction_sets())
         self._arguments = command_line(lane, model, checkpoint, served_names, device, dtype)

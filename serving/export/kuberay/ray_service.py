@@ -151,6 +151,8 @@ def _pods(engines: int, worker: Worker) -> int:
 def _pod(config: LabConfig, container: dict[str, Any], *, needs_kubernetes: bool) -> dict[str, Any]:
     spec: dict[str, Any] = {
         "automountServiceAccountToken": needs_kubernetes,
+        # Else a Service named `vllm` sets VLLM_PORT to an address, and vLLM reads it as its own port.
+        "enableServiceLinks": False,
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": USER_ID,

@@ -51,6 +51,28 @@ def test_up_makes_the_default_model_first_and_once(
     assert starts == ["prepare", start, start]
 
 
+@pytest.mark.parametrize("arguments", [("up",), ("up", "--detach"), ("demo",)])
+@pytest.mark.parametrize("name", ["VLLM_PORT", "PROMETHEUS_MULTIPROC_DIR", "RAY_NUM_REDIS_GET_RETRIES"])
+def test_a_variable_that_a_library_cannot_read_is_named_before_anything_starts(
+    arguments: tuple[str, ...], name: str, starts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "tcp://10.0.0.1:8000")
+    result = run(*arguments)
+    assert (result.exit_code, starts) == (ExitCode.USAGE, [])
+    assert result.stderr.startswith(f"error: environment: {name}='tcp://10.0.0.1:8000'")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_vllm_s_variables_do_not_concern_simulated_lanes(
+    checkout: Path, starts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulated = "lanes: [{name: a, strategy: batched, engine: simulated, simulated: {}}]\n"
+    (checkout / "deploy" / "lab.yaml").write_text(simulated)
+    monkeypatch.setenv("VLLM_PORT", "tcp://10.0.0.1:8000")
+    assert run("up").exit_code == 0
+    assert starts == ["supervise"]
+
+
 def test_up_makes_no_model_for_simulated_lanes(checkout: Path, starts: list[str]) -> None:
     simulated = "lanes: [{name: a, strategy: batched, engine: simulated, simulated: {}}]\n"
     (checkout / "deploy" / "lab.yaml").write_text(simulated)

@@ -438,6 +438,16 @@ def test_a_wrong_port_of_metrics_is_told_before_anything_is_made(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_directory_of_all_processes_metrics_is_told_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "/absent")
+    done = bench("http://127.0.0.1:1", tmp_path)
+    assert done.returncode == 2
+    assert "PROMETHEUS_MULTIPROC_DIR='/absent': unset it" in re.sub(r"\s+", " ", done.stderr)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_plan_file_is_followed(tmp_path: Path) -> None:
     plan = {
         "base_url": "http://127.0.0.1:1", "model": "smollm2-135m", "name": "mine", "output_tokens": 4,
