@@ -230,7 +230,9 @@ def check_environment(faults: Sequence[str]) -> Check:
 
 def environment_faults(config: LabConfig) -> list[str]:
     """Variables with which this config's lab would not start here, or would count wrongly, a line each."""
-    faults = environment.metrics_faults() + environment.ray_faults()
+    faults = environment.place_faults() + environment.metrics_faults()
+    # What Ray says of a temporary directory that will not do would be said twice.
+    faults += [] if faults else environment.ray_faults()
     if any(lane.engine == "vllm" for lane in config.lanes):
         faults += environment.vllm_faults()
     return faults

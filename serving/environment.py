@@ -12,11 +12,13 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 
-from serving.core.errors import MAX_SHOWN_CHARS
+from serving.core.errors import MAX_SHOWN_CHARS, ConfigError
+from serving.core.home import home_dir
 
 MAX_PORT = 65535
 # Two names of one variable: any process that uses prometheus-client looks for both.
@@ -43,8 +45,43 @@ RAY_NUMBERS = (
 )
 RAY_READING = f"import os, {RAY_READERS}; [int(os.environ[n]) for n in {RAY_NUMBERS} if n in os.environ]"
 RAY_LIMIT_S = 120
+# Linux takes no longer path of a socket; Ray's longest is made with seven digits of a pid.
+MAX_SOCKET_PATH_BYTES = 107
+RAY_SOCKET = "/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+MAX_TEMP_DIR_BYTES = MAX_SOCKET_PATH_BYTES - len(RAY_SOCKET)
 SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
+TEMP_VARIABLES = ("RAY_TMPDIR", "TMPDIR", "TEMP", "TMP")
 HARMLESS = re.compile(r"[0-9]{1,9}")  # to whoever wants a number, a truth or a text
+
+
+def temp_dirs() -> list[Path]:
+    """Where Ray and the engines keep sockets on this machine; one directory unless variables part them."""
+    rays = os.environ.get("RAY_TMPDIR", os.environ.get("TMPDIR", "/tmp"))
+    try:
+        return list(dict.fromkeys((Path(rays), Path(tempfile.gettempdir()))))
+    except FileNotFoundError:  # nothing at all that can be written to
+        return [Path(rays)]
+
+
+def place_faults() -> list[str]:
+    """Why directories of this user would not do for Ray and the engines, a line each."""
+    faults = []
+    try:
+        if not (home := home_dir()).is_dir():
+            faults.append(f"HOME={str(home)!r}: no such directory; set it to a directory of yours")
+    except ConfigError as error:
+        faults.append(str(error))
+    for folder in temp_dirs():
+        names = [name for name in TEMP_VARIABLES if os.environ.get(name) == str(folder)]
+        shown = f"{names[0] if names else 'temporary directory'}={str(folder)!r}"
+        if not folder.is_absolute() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+            faults.append(f"{shown}: must be a directory that this user may write to, by its absolute path")
+        elif (num_bytes := len(os.fsencode(folder))) > MAX_TEMP_DIR_BYTES:
+            faults.append(
+                f"{shown}: has {num_bytes} bytes, and may have {MAX_TEMP_DIR_BYTES}: Ray's sockets lie below, and "
+                f"their paths have at most {MAX_SOCKET_PATH_BYTES}"
+            )
+    return faults
 
 
 def metrics_faults() -> list[str]:

@@ -21,6 +21,7 @@ from serving.config import METHOD_OF_KEY, LaneConfig, ModelConfig, SpeculationCo
 from serving.core.addresses import LOOPBACK
 from serving.core.errors import ConfigError
 from serving.core.lane import EngineFacts
+from serving.core.run_mark import RUN_ID_VARIABLE, socket_folder_prefix
 from serving.engines.base import EngineTally, FinishedRequest
 from serving.engines.steps.log import PATH_VARIABLE, StepLog
 from serving.environment import metrics_faults, vllm_faults
@@ -119,7 +120,8 @@ class VllmEngine:
         self._app: Any = None
         self._tally = EngineTally()
         self._step_log = StepLog()
-        self._sockets = tempfile.TemporaryDirectory(prefix="tandem-vllm-", ignore_cleanup_errors=True)
+        prefix = socket_folder_prefix(os.environ.get(RUN_ID_VARIABLE, ""))
+        self._sockets = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
         self._device = device
         self._dtype = dtype
 

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import pwd
 import re
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from serving import environment
-from serving.environment import RAY_VARIABLES_OF_OTHER_NAMES, metrics_faults, ray_faults, vllm_faults
+from serving.environment import (
+    RAY_VARIABLES_OF_OTHER_NAMES,
+    metrics_faults,
+    place_faults,
+    ray_faults,
+    vllm_faults,
+)
 
 LINK = "tcp://10.0.0.1:8000"
 # A number that ends Ray if it is none; what Ray's own `env_integer` reads it warns of and ignores.
@@ -43,6 +52,60 @@ def test_what_vllm_cannot_read_is_named(
 def test_asking_vllm_s_table_imports_no_vllm() -> None:
     code = "import sys; from serving.environment import vllm_faults; vllm_faults(); sys.exit('vllm' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.fixture
+def temp_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Sets TMPDIR."""
+
+    def set_it(folder: str) -> None:
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setattr(tempfile, "tempdir", None)
+
+    return set_it
+
+
+@pytest.mark.parametrize(("num_bytes", "is_fault"), [(39, False), (40, True), (68, True)])
+def test_a_temporary_directory_that_is_too_long_for_ray_s_sockets(
+    num_bytes: int, is_fault: bool, temp_dir: Callable[[str], None]
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as name:
+        folder = Path(name) / ("x" * (num_bytes - len(name) - 1))
+        folder.mkdir()
+        temp_dir(str(folder))
+        faults = place_faults()
+    assert bool(faults) == is_fault
+    if is_fault:
+        assert faults[0].startswith(f"TMPDIR='{folder}': has {num_bytes} bytes, and may have 39")
+
+
+@pytest.mark.parametrize("folder", ["/absent", "", "relative"])
+def test_a_temporary_directory_that_cannot_be_used(folder: str, temp_dir: Callable[[str], None]) -> None:
+    temp_dir(folder)
+    (fault,) = place_faults()
+    assert "must be a directory that this user may write to" in fault
+
+
+def test_ray_s_own_temporary_directory_counts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert environment.temp_dirs() == [Path(tempfile.gettempdir())]
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / ("x" * 60)))
+    assert place_faults()[0].startswith("RAY_TMPDIR=")
+
+
+def test_a_home_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert place_faults() == []
+    monkeypatch.setenv("HOME", "/absent")
+    assert place_faults() == ["HOME='/absent': no such directory; set it to a directory of yours"]
+
+
+def test_a_user_without_a_name_and_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    (fault,) = place_faults()
+    assert fault.startswith(f"HOME is not set, and user {os.getuid()} has no name here")
 
 
 @pytest.mark.parametrize("name", environment.MULTIPROCESS_VARIABLES)
