@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import logging
 import os
 import time
 import uuid
@@ -29,6 +30,8 @@ from serving.core.addresses import server_root
 from serving.core.client_key import client_key
 from serving.core.lane import ANY_LANE
 from serving.core.request import Outcome
+
+logger = logging.getLogger(__name__)
 
 LEAD_S = 1.0  # from the order to begin to the schedule's first instant, so that every worker is ready
 PROMPTS_PER_WORKER = 1_000_000
@@ -156,7 +159,9 @@ class Run:
         self._environment = environment
         self._options = options = copy.copy(environment.parsed_options)
         self._workload = load_workload(options.workload, output_tokens=options.output_tokens)
-        self._server = find_server(base_url(environment), options.server, options.model, api_key())
+        self._server = find_server(
+            base_url(environment), options.server, options.model, api_key(), say=logger.warning
+        )
         worker = getattr(environment.runner, "worker_index", 0)
         self._numbers = itertools.count(worker * PROMPTS_PER_WORKER)
         self._count_ended = count_ended
