@@ -19,7 +19,7 @@ from loadtest.by_hand.exporter import export
 from loadtest.client.openai_server import find_server
 from loadtest.client.record import ClientReason, RequestLabel
 from loadtest.client.sse_client import ClientSettings, StreamingClient
-from loadtest.offer.arrivals import parse_load, schedule
+from loadtest.offer.arrivals import notes, parse_load, schedule
 from loadtest.offer.load import Arrival, ClosedLoop, OpenLoop, TraceReplay
 from loadtest.offer.request_body import Dialect
 from loadtest.offer.workload import load_workload
@@ -159,6 +159,9 @@ class Run:
         self._environment = environment
         self._options = options = copy.copy(environment.parsed_options)
         self._workload = load_workload(options.workload, output_tokens=options.output_tokens)
+        load_notes = notes(open_load(options.load)) if options.load else ()
+        for note in (*load_notes, *self._workload.notes):
+            logger.warning("%s", note)
         self._server = find_server(
             base_url(environment), options.server, options.model, api_key(), say=logger.warning
         )

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from loadtest.client.record import faults_in_words
 from loadtest.judge.slo import parse_slo
-from loadtest.offer.arrivals import schedule
+from loadtest.offer.arrivals import notes, schedule
 from loadtest.offer.load import Arrival, ClosedLoop, Load, OpenLoop, TraceReplay
 from loadtest.offer.workload import load_workload
 from serving.tracing.events import MAX_RECORDING_S
@@ -197,6 +197,8 @@ def _namesakes(load: Load, other: Load) -> str:
             difference = f"for {load.duration_s:g} s and for {other.duration_s:g} s"
         case TraceReplay(), TraceReplay() if load.path != other.path:
             difference = f"from {load.path} and from {other.path}"
+        case TraceReplay(), TraceReplay() if load.unit != other.unit:
+            difference = f"with unit={load.unit} and with unit={other.unit}"
         case _:
             return ""
     return f", {difference}: a load's name does not tell them apart; measure them in two runs"
@@ -222,6 +224,21 @@ def arrivals_of(stage: StagePlan, seed: int) -> tuple[Arrival, ...]:
             f"but its schedule of seed {seed} holds {len(arrivals)}"
         )
     return arrivals[:planned]
+
+
+def notes_of(plan: Plan) -> tuple[str, ...]:
+    """What of the files that a plan names is not sent, a line each, each once.
+
+    Raises:
+        ValueError: one of them cannot be read.
+    """
+    return tuple(
+        dict.fromkeys(
+            note
+            for stage in plan.stages
+            for note in (*notes(stage.load), *load_workload(stage.workload).notes)
+        )
+    )
 
 
 _ADAPTER = TypeAdapter(Plan)

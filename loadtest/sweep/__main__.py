@@ -181,7 +181,8 @@ def _fresh(
     if asked["slo"] is None:
         raise ValueError("a sweep needs an objective, such as ttft_p95<2s,tpot_p95<300ms (--slo)")
     parse_slo(asked["slo"])
-    load_workload(asked["workload"])
+    for note in load_workload(asked["workload"]).notes:
+        click.echo(note, err=True)
     description = lab.describe_lab(base_url)
     seed = secrets.randbelow(MAX_SEED) if asked["seed"] is None else asked["seed"]
     settings = SweepSettings(**{**asked, "seed": seed, "lanes": _choose(asked["lanes"], description)})

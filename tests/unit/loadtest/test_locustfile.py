@@ -397,7 +397,7 @@ def test_a_model_that_is_named_is_not_asked_for_again() -> None:
     assert said[0].startswith(f"{url}/nowhere/v1/models: answered 404; it is taken for a plain OpenAI server")
     assert "--model" not in said[0]
     # Nobody there is another matter: that would be a run without a server.
-    with pytest.raises(ServerError, match="cannot be reached: Connection refused$"):
+    with pytest.raises(ServerError, match=r"cannot be reached: Connection refused$"):
         find_server(f"http://127.0.0.1:{free_port()}", model="m", say=pytest.fail)
 
 

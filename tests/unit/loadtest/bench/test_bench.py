@@ -448,6 +448,16 @@ def test_a_directory_of_all_processes_metrics_is_told_before_anything_is_made(
     assert not list(tmp_path.iterdir())
 
 
+def test_what_of_a_trace_and_of_prompts_is_not_sent_is_said(tmp_path: Path) -> None:
+    trace, prompts = tmp_path / "t.csv", tmp_path / "p.jsonl"
+    trace.write_text("Timestamp,Request tokens,Response tokens\n0,3,2\n0,3,0\n")
+    prompts.write_text('{"prompt": "a", "temperature": 1}\n')
+    with fake_lab({"quick": QUICK}) as (url, _):
+        done = bench(url, tmp_path / "runs", "--load", f"trace:{trace}", "--workloads", f"file:{prompts}")
+    assert f"{trace}: 1 of 2 rows are left out" in done.stderr
+    assert f"{prompts}: keys that are not sent: temperature" in done.stderr
+
+
 def test_a_plan_file_is_followed(tmp_path: Path) -> None:
     plan = {
         "base_url": "http://127.0.0.1:1", "model": "smollm2-135m", "name": "mine", "output_tokens": 4,
