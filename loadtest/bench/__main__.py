@@ -84,6 +84,11 @@ def _levels(context: click.Context, parameter: click.Parameter, value: str | Non
 )
 @click.option("--request-timeout-s", type=float, help="Longest time for a whole answer.  [default: none]")
 @click.option(
+    "--needs-done/--no-needs-done",
+    default=None,
+    help="An answer without [DONE] is cut off, even if it is whole.  [default: no]",
+)
+@click.option(
     "--max-error-rate", type=float, help="End a stage when a larger share fails, 0 to 1.  [default: 0.5]"
 )
 @click.option(

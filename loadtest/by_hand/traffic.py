@@ -103,7 +103,13 @@ class Traffic:
         self.run: Run | None = None
 
     def connect(self) -> StreamingClient:
-        return StreamingClient(ClientSettings(base_url(self._environment), api_key=api_key()))
+        return StreamingClient(
+            ClientSettings(
+                base_url(self._environment),
+                api_key=api_key(),
+                needs_done=self._environment.parsed_options.needs_done,
+            )
+        )
 
     def begin(self, share: Share | None, done: Callable[[int], None], fail: Callable[[str], None]) -> None:
         """Find the server, and start the schedule if there is one.

@@ -121,7 +121,11 @@ def ended_request(record: RequestRecord, lane: str) -> EndedRequest:
     if not record.is_completed:
         return EndedRequest(*labels, 0, None, None, None)
     timeline = record.timeline
-    latencies_s = (ttft_s(timeline), tpot_s(timeline), e2e_latency_s(timeline))
+    latencies_s = (
+        ttft_s(timeline) if timeline.chunk_at_s else None,
+        tpot_s(timeline),
+        e2e_latency_s(timeline),
+    )
     return EndedRequest(*labels, record.output_tokens or 0, *latencies_s)
 
 

@@ -116,6 +116,7 @@ class Plan:
         output_tokens: length of an answer, where a workload's text or a recorded trace does not give its own; None:
             as long as the workload has it.
         request_timeout_s: from the sending of a request to the end of its answer; None: as long as it takes.
+        needs_done: an answer without the closing `[DONE]` is cut off, even if it is whole by all other signs.
         max_error_rate: share of a stage's requests that may fail, 0 to 1; above it the stage ends. 1: never.
         slo: the objective, in the form `loadtest.judge.slo` reads.
         prompt_tokens: size of a prompt, where a recorded trace does not give its own; None: the workload's own.
@@ -134,6 +135,7 @@ class Plan:
     connect_timeout_s: float = 5
     idle_timeout_s: float = 300
     request_timeout_s: float | None = None
+    needs_done: bool = False
     max_error_rate: float = MAX_ERROR_RATE
     slo: str | None = None
     prompt_tokens: int | None = None
