@@ -391,10 +391,12 @@ def test_a_model_that_is_named_is_not_asked_for_again() -> None:
     with fake_lab({"quick": QUICK}) as (url, _):
         # A server without the list of models, which an inference server need not have.
         assert find_server(f"{url}/nowhere", model="m", say=said.append) == Server(Dialect.OPENAI, "m")
-        with pytest.raises(ServerError, match=r"answered 404; name one \(--model\)"):
+        with pytest.raises(ServerError, match=r"answered 404 Not Found; name one \(--model\)"):
             find_server(f"{url}/nowhere", say=pytest.fail)
     assert len(said) == 1
-    assert said[0].startswith(f"{url}/nowhere/v1/models: answered 404; it is taken for a plain OpenAI server")
+    assert said[0].startswith(
+        f"{url}/nowhere/v1/models: answered 404 Not Found; it is taken for a plain OpenAI server"
+    )
     assert "--model" not in said[0]
     # Nobody there is another matter: that would be a run without a server.
     with pytest.raises(ServerError, match=r"cannot be reached: Connection refused$"):

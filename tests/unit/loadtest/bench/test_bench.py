@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.client.record import ClientReason, RequestRecord, read_records
-from loadtest.run.directory import read_run
+from loadtest.run.directory import REQUESTS_FILE, read_run
 from serving.core.latency import ttft_s
 from serving.core.request import Outcome
 from tests.unit.loadtest.fake_server import FakeLane, fake_lab
@@ -456,6 +456,19 @@ def test_what_of_a_trace_and_of_prompts_is_not_sent_is_said(tmp_path: Path) -> N
         done = bench(url, tmp_path / "runs", "--load", f"trace:{trace}", "--workloads", f"file:{prompts}")
     assert f"{trace}: 1 of 2 rows are left out" in done.stderr
     assert f"{prompts}: keys that are not sent: temperature" in done.stderr
+
+
+@pytest.mark.parametrize(("flags", "exit_code"), [((), 0), (("--needs-done",), 1)])
+def test_answers_without_done_are_whole_unless_it_is_insisted_on(
+    flags: tuple[str, ...], exit_code: int, tmp_path: Path
+) -> None:
+    with fake_lab({"quick": replace(QUICK, says_done=False)}) as (url, _):
+        done = bench(
+            url, tmp_path, "--concurrency", "1", "--workloads", "copy", "--output-tokens", "4", *flags
+        )
+    assert done.returncode == exit_code, done.stderr
+    reasons = {record.reason for record in read_records(tmp_path / "latest" / REQUESTS_FILE)}
+    assert reasons == ({None} if exit_code == 0 else {"cut_off"})
 
 
 def test_a_plan_file_is_followed(tmp_path: Path) -> None:
