@@ -222,9 +222,9 @@ def check_environment(faults: Sequence[str]) -> Check:
     return _check(
         "environment",
         Status.FAIL if faults else None,
-        "; ".join(faults) or "no variable that breaks Ray or an engine",
-        "variables that Ray, vLLM and prometheus-client can read",
-        "unset them in this shell, or give them what the library wants",
+        "; ".join(faults) or "nothing in it breaks Ray or an engine",
+        "variables, a HOME and a TMPDIR that Ray, vLLM and prometheus-client can use",
+        "unset it in this shell, or give it what is wanted",
     )
 
 
