@@ -84,6 +84,11 @@ def _add_arguments(parser: Any) -> None:
     parser.add_argument(
         "--output-tokens", type=int, default=DEFAULT_OUTPUT_TOKENS, help="Length of an answer."
     )
+    parser.add_argument(
+        "--needs-done",
+        action="store_true",
+        help="Answers without [DONE] are cut off, even if they are whole.",
+    )
     parser.add_argument("--seed", type=int, default=0, help="Of prompts and arrivals; 0: a fresh one.")
 
 

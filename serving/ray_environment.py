@@ -9,9 +9,9 @@ binds each replica's inter-deployment gRPC server, which unpickles what it recei
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
+from serving.core.home import home_dir
 from serving.core.ray_application import LOOPBACK_SWITCH, SELDOM
 
 os.environ.setdefault(LOOPBACK_SWITCH, "0")
@@ -37,7 +37,7 @@ def allow_cluster() -> None:
     """
     os.environ[LOOPBACK_SWITCH] = "1"
     variables = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-    if any(os.environ.get(name) for name in variables) or (Path.home() / ".ray" / "auth_token").is_file():
+    if any(os.environ.get(name) for name in variables) or (home_dir() / ".ray" / "auth_token").is_file():
         os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 

@@ -19,7 +19,7 @@ from loadtest.judge.intervals import geometric_mean_of_repeats, percentile_ratio
 from loadtest.judge.settled import ASSUMED_STAGE_SD, with_stage_noise
 from loadtest.offer.load import OpenLoop
 from loadtest.run.differences import Difference, find_differences
-from serving.core.latency import e2e_latency_s, percentile, tpots_s, ttft_s
+from serving.core.latency import e2e_latency_s, percentile, tpots_s, ttfts_s
 
 # Answers and prompts of two runs are drawn anew; a larger difference in their mean length is other work.
 SIZE_TOLERANCE = 0.05
@@ -154,7 +154,7 @@ def _samples_of_repeats(repeats: Iterable[Sequence[RequestRecord]]) -> StageSamp
 def _samples(completed: Sequence[RequestRecord]) -> StageSamples:
     timelines = [record.timeline for record in completed]
     return StageSamples(
-        ttft_s=tuple(ttft_s(timeline) for timeline in timelines),
+        ttft_s=tuple(ttfts_s(timelines)),
         tpot_s=tuple(tpots_s(timelines)),
         e2e_s=tuple(e2e_latency_s(timeline) for timeline in timelines),
         prompt_tokens=sum(record.prompt_tokens or 0 for record in completed) / len(completed),

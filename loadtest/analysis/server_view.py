@@ -81,8 +81,9 @@ def agreements(seen: ServerView, records: Sequence[RequestRecord]) -> tuple[Agre
         ),
     ]
     # Other requests in one than in the other have other latencies.
-    if len(completed) == num_completed == seen.lane.ttft_count and completed:
-        rows += _ttft_agreements(completed, seen.lane)
+    begun = [record for record in completed if record.chunk_at_s]
+    if len(completed) == num_completed and len(begun) == seen.lane.ttft_count and begun:
+        rows += _ttft_agreements(begun, seen.lane)
     return tuple(rows)
 
 

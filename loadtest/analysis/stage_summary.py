@@ -30,7 +30,7 @@ from serving.core.latency import (
     inter_chunk_latencies_s,
     percentile,
     tpots_s,
-    ttft_s,
+    ttfts_s,
 )
 from serving.core.speculation import acceptance_rate, mean_acceptance_length
 
@@ -134,7 +134,7 @@ def summarize_stage(
             [mean_in_flight(each.window, each.everything) for each in repeats if each.window is not None]
         )
         or 0.0,
-        ttft_s=_percentiles(ttft_s(timeline) for timeline in timelines),
+        ttft_s=_percentiles(ttfts_s(timelines)),
         tpot_s=_percentiles(tpots_s(timelines)),
         e2e_s=_percentiles(e2e_latency_s(timeline) for timeline in timelines),
         inter_chunk_s=_gap_percentiles(timelines),
@@ -175,7 +175,7 @@ def _judge(
         plan = repeat.stage.plan
         prefix = f"repeat {plan.repeat + 1}: " if len(repeats) > 1 else ""
         ours = agreements(seen, repeat.everything)
-        ttft = percentile([ttft_s(each.timeline) for each in repeat.records if each.is_completed], 50)
+        ttft = percentile(ttfts_s(each.timeline for each in repeat.records if each.is_completed), 50)
         reasons = invalid_reasons(
             _client(plan.load, [repeat], ceiling),
             offered_per_s=_offered_per_s(repeat),

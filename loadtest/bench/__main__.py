@@ -24,7 +24,7 @@ from loadtest.offer.load import ClosedLoop
 from loadtest.run import experiment, resume
 from loadtest.run.directory import PLAN_FILE, REQUESTS_FILE
 from loadtest.run.exporter import metrics_port
-from loadtest.run.plan import arrivals_of, read_plan, write_plan
+from loadtest.run.plan import arrivals_of, notes_of, read_plan, write_plan
 from serving import run_directory
 from serving.core.addresses import GATEWAY_URL, server_root
 from serving.core.exit_codes import ExitCode
@@ -83,6 +83,11 @@ def _levels(context: click.Context, parameter: click.Parameter, value: str | Non
     help="End a stage when the objective can no longer be attained.",
 )
 @click.option("--request-timeout-s", type=float, help="Longest time for a whole answer.  [default: none]")
+@click.option(
+    "--needs-done/--no-needs-done",
+    default=None,
+    help="An answer without [DONE] is cut off, even if it is whole.  [default: no]",
+)
 @click.option(
     "--max-error-rate", type=float, help="End a stage when a larger share fails, 0 to 1.  [default: 0.5]"
 )
@@ -239,6 +244,8 @@ def _run(run: Job, with_ceiling: bool, as_json: bool, all_tables: bool) -> int:
         f"about {todo.estimated_s:.0f} s expected, at most {todo.max_s:.0f} s by the time boxes; seed {plan.seed}",
         err=True,
     )
+    for note in notes_of(todo):
+        click.echo(note, err=True)
     with job.running(run, with_ceiling=with_ceiling) as going:
         for measured in run_stages(going.bench, todo.stages):
             going.keep(measured.stage)

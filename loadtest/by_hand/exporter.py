@@ -10,7 +10,7 @@ from collections import Counter as Counts
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from loadtest.run.exporter import EndedRequest, LaneWorkload, LoadExporter, Progress
+from loadtest.run.exporter import EndedRequest, LaneWorkload, LoadExporter, Progress, metrics_port
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ def export(environment: Any, read: Callable[[], Progress]) -> Count:
         what to call with each request that ended.
 
     Raises:
-        ValueError: `TANDEM_LOAD_METRICS_PORT` holds no port.
+        ValueError: as `metrics_port`.
     """
     # Locust patches the interpreter when it is imported: only who runs it may.
     from locust.runners import MasterRunner, WorkerRunner
@@ -40,6 +40,7 @@ def export(environment: Any, read: Callable[[], Progress]) -> Count:
         events.report_to_master.add_listener(lambda data, **_: data.update({REPORT: report.take()}))
         return report.count
     workers = Workers(lambda: workers_present(runner)) if isinstance(runner, MasterRunner) else None
+    metrics_port()  # before prometheus-client stumbles over what it would name less well
     exporter = LoadExporter(read if workers is None else workers.read)
     if workers is not None:
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import logging
 import os
 import time
 import uuid
@@ -18,7 +19,7 @@ from loadtest.by_hand.exporter import export
 from loadtest.client.openai_server import find_server
 from loadtest.client.record import ClientReason, RequestLabel
 from loadtest.client.sse_client import ClientSettings, StreamingClient
-from loadtest.offer.arrivals import parse_load, schedule
+from loadtest.offer.arrivals import notes, parse_load, schedule
 from loadtest.offer.load import Arrival, ClosedLoop, OpenLoop, TraceReplay
 from loadtest.offer.request_body import Dialect
 from loadtest.offer.workload import load_workload
@@ -29,6 +30,8 @@ from serving.core.addresses import server_root
 from serving.core.client_key import client_key
 from serving.core.lane import ANY_LANE
 from serving.core.request import Outcome
+
+logger = logging.getLogger(__name__)
 
 LEAD_S = 1.0  # from the order to begin to the schedule's first instant, so that every worker is ready
 PROMPTS_PER_WORKER = 1_000_000
@@ -100,7 +103,13 @@ class Traffic:
         self.run: Run | None = None
 
     def connect(self) -> StreamingClient:
-        return StreamingClient(ClientSettings(base_url(self._environment), api_key=api_key()))
+        return StreamingClient(
+            ClientSettings(
+                base_url(self._environment),
+                api_key=api_key(),
+                needs_done=self._environment.parsed_options.needs_done,
+            )
+        )
 
     def begin(self, share: Share | None, done: Callable[[int], None], fail: Callable[[str], None]) -> None:
         """Find the server, and start the schedule if there is one.
@@ -156,7 +165,12 @@ class Run:
         self._environment = environment
         self._options = options = copy.copy(environment.parsed_options)
         self._workload = load_workload(options.workload, output_tokens=options.output_tokens)
-        self._server = find_server(base_url(environment), options.server, options.model, api_key())
+        load_notes = notes(open_load(options.load)) if options.load else ()
+        for note in (*load_notes, *self._workload.notes):
+            logger.warning("%s", note)
+        self._server = find_server(
+            base_url(environment), options.server, options.model, api_key(), say=logger.warning
+        )
         worker = getattr(environment.runner, "worker_index", 0)
         self._numbers = itertools.count(worker * PROMPTS_PER_WORKER)
         self._count_ended = count_ended

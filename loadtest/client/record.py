@@ -27,11 +27,11 @@ class ClientReason(StrEnum):
     CONNECT_TIMEOUT = "connect_timeout"
     IDLE_TIMEOUT = "idle_timeout"
     REQUEST_TIMEOUT = "request_timeout"  # the whole answer took longer than the load tool was told to wait
-    CUT_OFF = "cut_off"  # the stream ended before [DONE]
+    CUT_OFF = "cut_off"  # the stream ended before [DONE], and was not whole without it
     ERROR_EVENT = "error_event"  # the server reported an error inside the stream
     BAD_STREAM = "bad_stream"  # not HTTP, or not server-sent events
     NO_USAGE = "no_usage"  # ended well, but without the token counts that were asked for
-    NO_TEXT = "no_text"  # ended well, but without any text, so without a first token
+    NO_TEXT = "no_text"  # ended without any text, and without saying that the answer is empty
     STAGE_TIME_UP = "stage_time_up"  # cancelled by the load tool: the stage reached its time box
     STAGE_HOPELESS = "stage_hopeless"  # cancelled by the load tool: the stage was decided before its end
     STAGE_DONE = "stage_done"  # withdrawn by the load tool before its answer began: the stage had what counts
@@ -73,10 +73,11 @@ class RequestRecord:
         dispatched_at_s: when the load tool began on it, before it had a connection.
         sent_at_s: when its first byte was handed to an open connection.
         first_byte_at_s: when the status line and headers were there.
-        chunk_at_s: arrival of each chunk with text.
+        chunk_at_s: arrival of each chunk with text; an answer may complete without any.
         chunk_choice: which choice of the answer each of them belongs to; empty where there is one only.
         chunk_tokens: output tokens that each of them brought, where the server counts as it goes; else None.
-        finished_at_s: arrival of the closing [DONE]; for a request that did not complete, its end.
+        finished_at_s: arrival of the closing [DONE], or of the body's end where there is none; for a request that
+            did not complete, its end.
         reason: None when completed; else the server's reason, a `ClientReason`, or `http_<status>`.
         error: the error in words, None when completed.
         output_tokens: the server's usage, of all choices together, never a count of chunks.

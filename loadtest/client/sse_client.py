@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import email.utils
 import json
+import re
 import socket
 import ssl
 import time
@@ -22,13 +23,15 @@ from loadtest.client.http_response import BadResponseError, HttpResponse
 from loadtest.client.record import ClientReason, RequestLabel, RequestRecord
 from serving.core.latency import choices_of
 from serving.core.request import Outcome
-from serving.core.sse import EventSplitter, EventTooLargeError, StreamEvent, UsageNotes, parse_event
+from serving.core.sse import EventSplitter, EventTooLargeError, UsageNotes, parse_event
 
 MAX_ERROR_BODY_BYTES = 65_536
 MAX_ERROR_CHARS = 500
 DRAIN_TIMEOUT_S = 1.0
 MAX_OUTPUT_TOKENS = 10_000_000  # of one answer; more is no count
 CHAT_PATH = "/v1/chat/completions"
+# A choice's last chunk says why it ended. Within a string of the answer the quotes would be escaped.
+FINISH = re.compile(rb'(?<!\\)"finish_reason"\s*:\s*"')
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -41,6 +44,7 @@ class ClientSettings:
         connect_timeout_s: for the connection to open, TLS included.
         idle_timeout_s: between two receives, and for the first byte. It must outlast the longest queue.
         request_timeout_s: from the sending of a request to the end of its answer; None: as long as it takes.
+        needs_done: an answer without `[DONE]` is cut off, even if it is whole by all other signs.
         api_key: sent as bearer token; never in a record, a message or this object's text.
     """
 
@@ -49,6 +53,7 @@ class ClientSettings:
     idle_timeout_s: float = 300
     request_timeout_s: float | None = None
     api_key: str | None = field(default=None, repr=False)
+    needs_done: bool = False
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.base_url)
@@ -93,6 +98,7 @@ class _Attempt:
     choice_of_chunk: list[int] = field(default_factory=list)
     tokens_so_far: list[int | None] = field(default_factory=list)  # the server's count at each chunk
     pieces: list[str] = field(default_factory=list)
+    num_finished: int = 0  # choices that said why they ended
     response: HttpResponse = field(default_factory=HttpResponse)
     usage: UsageNotes = field(default_factory=UsageNotes)
     num_reconnects: int = 0
@@ -102,8 +108,9 @@ class _Attempt:
     def header(self, name: str) -> str | None:
         return self.response.headers.get(name)
 
-    def take(self, event: StreamEvent, at_s: float) -> None:
+    def take(self, raw: bytes, at_s: float) -> None:
         """Note one event that arrived at `at_s`."""
+        event = parse_event(raw)
         if event.error is not None:
             reason = self.header("x-tandem-reason") or ClientReason.ERROR_EVENT
             raise _RequestEnded(Outcome.FAILED, reason, event.error)
@@ -114,6 +121,7 @@ class _Attempt:
                 # Beside several choices it is not told how many of the tokens are whose.
                 self.tokens_so_far.append(event.output_tokens if len(event.parts) == 1 else None)
                 self.pieces.append(text)
+        self.num_finished += len(FINISH.findall(raw))
         self.usage.take(event)
         if event.is_done:
             self.done_at_s = at_s
@@ -233,7 +241,7 @@ class StreamingClient:
         head = f"{self._head}x-request-id: {request_id}\r\ncontent-length: {len(payload)}\r\n\r\n"
         connection = self._write(head.encode("latin-1") + payload, attempt)
         try:
-            self._read_answer(connection, attempt)
+            self._read_answer(connection, attempt, _num_choices(body))
         except TimeoutError:
             limit_s = self._settings.idle_timeout_s
             raise _RequestEnded(
@@ -322,7 +330,7 @@ class StreamingClient:
             text = f"not whole after {limit_s:g} s (request_timeout_s)"
             raise _RequestEnded(Outcome.FAILED, ClientReason.REQUEST_TIMEOUT, text) from None
 
-    def _read_answer(self, connection: StampedConnection, attempt: _Attempt) -> None:
+    def _read_answer(self, connection: StampedConnection, attempt: _Attempt, num_choices: int) -> None:
         response = attempt.response
         data = b""
         while response.status is None:
@@ -336,7 +344,7 @@ class StreamingClient:
         attempt.first_byte_at_s = connection.arrived_at_s
         if response.status != 200:
             raise self._refusal(connection, data, attempt)
-        self._read_stream(connection, data, attempt)
+        self._read_stream(connection, data, attempt, num_choices)
 
     def _refusal(self, connection: StampedConnection, body: bytes, attempt: _Attempt) -> _RequestEnded:
         response = attempt.response
@@ -350,15 +358,20 @@ class StreamingClient:
         outcome = Outcome.REJECTED if 400 <= status < 500 else Outcome.FAILED
         return _RequestEnded(outcome, reason, _error_message(body))
 
-    def _read_stream(self, connection: StampedConnection, data: bytes, attempt: _Attempt) -> None:
+    def _read_stream(
+        self, connection: StampedConnection, data: bytes, attempt: _Attempt, num_choices: int
+    ) -> None:
         response = attempt.response
         splitter = EventSplitter()
         while True:
             for event in splitter.feed(data):
-                attempt.take(parse_event(event), connection.arrived_at_s)
+                attempt.take(event, connection.arrived_at_s)
             if attempt.done_at_s is not None:
                 break
             response.raise_fault()
+            if response.is_complete and not splitter.rest and self._is_whole(attempt, num_choices):
+                attempt.done_at_s = connection.arrived_at_s
+                break
             received = b"" if response.is_complete else self._receive(connection, attempt)
             if not received:
                 text = f"the stream ended before [DONE], after {len(attempt.chunk_at_s)} chunks"
@@ -367,12 +380,24 @@ class StreamingClient:
         output_tokens = attempt.usage.output_tokens
         if output_tokens is None:
             raise _RequestEnded(Outcome.FAILED, ClientReason.NO_USAGE, "the stream ended without usage")
-        if not 1 <= output_tokens <= MAX_OUTPUT_TOKENS:
-            text = f"the server counts {output_tokens} output tokens, outside 1..{MAX_OUTPUT_TOKENS}"
+        # A model may end at once; but then the answer says so, and its tokens are none or have no text.
+        is_empty = not attempt.chunk_at_s
+        least = 0 if is_empty else 1
+        if not least <= output_tokens <= MAX_OUTPUT_TOKENS:
+            text = f"the server counts {output_tokens} output tokens, outside {least}..{MAX_OUTPUT_TOKENS}"
             raise _RequestEnded(Outcome.FAILED, ClientReason.BAD_STREAM, text)
-        if not attempt.chunk_at_s:
-            raise _RequestEnded(Outcome.FAILED, ClientReason.NO_TEXT, "the stream ended without any text")
+        if is_empty and attempt.num_finished < num_choices:
+            text = "the stream ended without any text and without a finish_reason"
+            raise _RequestEnded(Outcome.FAILED, ClientReason.NO_TEXT, text)
         self._drain(connection, response)
+
+    def _is_whole(self, attempt: _Attempt, num_choices: int) -> bool:
+        """Whether an answer that ends without `[DONE]` is one all the same: not every server sends it."""
+        return (
+            not self._settings.needs_done
+            and attempt.num_finished >= num_choices
+            and attempt.usage.output_tokens is not None
+        )
 
     def _drain(self, connection: StampedConnection, response: HttpResponse) -> None:
         """Read up to the end of the body, so that the connection can be used again; else close it."""
@@ -397,8 +422,12 @@ def _asked_output_tokens(body: dict[str, Any]) -> int | None:
     longest: int | None = body.get("max_tokens")
     if longest is None or body.get("min_tokens") != longest:
         return None
+    return longest * _num_choices(body)
+
+
+def _num_choices(body: dict[str, Any]) -> int:
     num_choices: int = body.get("n") or 1
-    return longest * num_choices
+    return num_choices
 
 
 def _retry_after_s(value: str | None) -> float | None:

@@ -297,7 +297,7 @@ def _share(percent: str, what: str) -> float:
 def _latency_s(metric: str, timeline: RequestTimeline) -> float | None:
     match metric:
         case "ttft":
-            return ttft_s(timeline)
+            return ttft_s(timeline) if timeline.chunk_at_s else None
         case "tpot":
             return tpot_s(timeline)
         case "e2e":

@@ -11,6 +11,8 @@ only in that sum.
     poisson:ramp=0.5-4/s,120s                   in a straight line
     poisson:spike=1-8/s,60s                     the middle third at the peak
     trace:PATH | trace:PATH,speed=2,60s         a recorded trace, here twice as fast and for 60 s at most
+    trace:PATH,from=2h,60s                      a window of it; no more is read than that
+    trace:PATH,unit=ms                          where the layout leaves the unit of time open
 """
 
 from __future__ import annotations
@@ -21,26 +23,28 @@ import re
 from collections.abc import Iterator
 from itertools import repeat
 from pathlib import Path
+from typing import Literal, cast
 
 from loadtest.offer.load import Arrival, ClosedLoop, Load, OpenLoop, Process, RateSegment, TraceReplay
-from loadtest.offer.recorded_trace import read_recorded_trace
+from loadtest.offer.recorded_trace import SECONDS_OF_UNIT, RecordedTrace, read_recorded_trace
 
 DEFAULT_DURATION_S = 60.0  # of a rate, of each step, of a whole ramp or spike
 MAX_DURATION_S = 86_400.0
+MAX_FROM_S = 366 * 86_400.0  # traces of months are published
 MAX_RATE_PER_S = 100_000.0
 MAX_REQUESTS = 1_000_000  # of one schedule, which is laid out in memory
 MAX_USERS = 100_000
 
 _FORMS = (
     "8, closed:8,think=2s, poisson:2/s,60s, gamma:2/s,burstiness=0.5, poisson:steps=1-2-4/s,30s, "
-    "poisson:ramp=0.5-4/s,120s, poisson:spike=1-8/s,60s, trace:PATH,speed=2"
+    "poisson:ramp=0.5-4/s,120s, poisson:spike=1-8/s,60s, trace:PATH,from=2h,60s,speed=2,unit=ms"
 )
 _PROCESSES: tuple[Process, ...] = ("constant", "poisson", "gamma")
 _NUMBER = r"\d+(?:\.\d+)?|\.\d+"
 _DURATION = re.compile(rf"({_NUMBER})(ms|s|min|h)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 # A path may hold commas: options of a trace are taken from its end.
-_REPLAY_OPTION = re.compile(rf",(speed=[^,]*|{_DURATION.pattern})$")
+_REPLAY_OPTION = re.compile(rf",((?:speed|from|unit)=[^,]*|{_DURATION.pattern})$")
 
 
 def schedule(load: OpenLoop | TraceReplay, seed: str) -> tuple[Arrival, ...]:
@@ -97,13 +101,23 @@ def _time_until_s(segment: RateSegment, requests: float) -> float:
 
 
 def _replay(load: TraceReplay) -> tuple[Arrival, ...]:
-    rows = read_recorded_trace(Path(load.path)).rows
-    end_s = math.inf if load.max_duration_s is None else load.max_duration_s
     return tuple(
-        Arrival(row.at_s / load.speed, row.prompt_tokens, row.output_tokens)
-        for row in rows
-        if row.at_s / load.speed < end_s
+        Arrival(row.at_s / load.speed, row.prompt_tokens, row.output_tokens) for row in _recorded(load).rows
     )
+
+
+def _recorded(load: TraceReplay) -> RecordedTrace:
+    length_s = math.inf if load.max_duration_s is None else load.max_duration_s * load.speed
+    return read_recorded_trace(Path(load.path), unit=load.unit, from_s=load.from_s, length_s=length_s)
+
+
+def notes(load: Load) -> tuple[str, ...]:
+    """What of a recorded trace is not sent, a line each.
+
+    Raises:
+        ValueError: the trace cannot be read.
+    """
+    return _recorded(load).notes if isinstance(load, TraceReplay) else ()
 
 
 def parse_load(text: str) -> Load:
@@ -184,22 +198,27 @@ def _segments(shape: str, rates: tuple[float, ...], duration_s: float) -> tuple[
 
 
 def _trace_replay(text: str) -> TraceReplay:
-    speed, max_duration_s = 1.0, None
-    seen = set()
+    given: dict[str, str] = {}
     while (option := _REPLAY_OPTION.search(text)) is not None:
         text = text[: option.start()]
         name, value = _option(option[1])
-        if name in seen:
+        if name in given:
             raise ValueError(f"{name or 'duration'} is given twice")
-        seen.add(name)
-        if name:
-            speed = _number("speed", value)
-            _in_range("speed", speed, 0.0001, 10_000)
-        else:
-            max_duration_s = _duration_s(value)
+        given[name] = value
     if not text:
         raise ValueError("a trace needs the path of its file")
-    return TraceReplay(text, speed, max_duration_s)
+    speed = _number("speed", given["speed"]) if "speed" in given else 1.0
+    _in_range("speed", speed, 0.0001, 10_000)
+    unit = given.get("unit", "")
+    if "unit" in given and unit not in SECONDS_OF_UNIT:
+        raise ValueError(f"unit {unit!r} must be one of {', '.join(SECONDS_OF_UNIT)}")
+    return TraceReplay(
+        text,
+        speed,
+        _duration_s(given[""]) if "" in given else None,
+        _duration_s(given["from"], 0, MAX_FROM_S) if "from" in given else 0.0,
+        cast(Literal["", "us", "ms", "s"], unit),
+    )
 
 
 def _options(parts: list[str]) -> list[tuple[str, str]]:
@@ -230,12 +249,12 @@ def _rates_per_s(text: str) -> tuple[float, ...]:
     return rates
 
 
-def _duration_s(text: str, lowest_s: float = 0.001) -> float:
+def _duration_s(text: str, lowest_s: float = 0.001, highest_s: float = MAX_DURATION_S) -> float:
     match = _DURATION.fullmatch(text)
     if not match:
         raise ValueError(f"duration {text!r} is not a number with ms, s, min or h, such as 60s")
     duration_s = float(match[1]) * _SECONDS[match[2]]
-    _in_range("duration in s", duration_s, lowest_s, MAX_DURATION_S)
+    _in_range("duration in s", duration_s, lowest_s, highest_s)
     return duration_s
 
 

@@ -110,27 +110,33 @@ class TraceReplay:
     """Arrivals and lengths of a recorded trace.
 
     Attributes:
-        path: CSV or JSONL, in the columns of the Azure LLM inference trace or of BurstGPT.
+        path: CSV or JSONL, in a layout that `loadtest.offer.recorded_trace` knows.
         speed: 2 replays it twice as fast.
         max_duration_s: of the replay, after `speed`; None for the whole trace.
+        from_s: where in the trace it begins, in seconds after its first request.
+        unit: of the trace's time, where its layout leaves that open.
     """
 
     path: str
     speed: float = 1.0
     max_duration_s: float | None = None
+    from_s: float = 0.0
+    unit: Literal["", "us", "ms", "s"] = ""
     kind: Literal["trace"] = "trace"
 
     def __post_init__(self) -> None:
         for name, value in (("speed", self.speed), ("max_duration_s", self.max_duration_s)):
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name}={value} must be above 0")
+        _check("from_s", self.from_s, lowest=0)
 
     @property
     def label(self) -> str:
+        begin = f" from {self.from_s:g} s" if self.from_s else ""
         speed = f" x{self.speed:g}" if self.speed != 1 else ""
         # Less of a trace is other requests, not the same for a shorter time.
         length = "" if self.max_duration_s is None else f", {self.max_duration_s:g} s"
-        return f"trace {self.path.rsplit('/', 1)[-1]}{speed}{length}"
+        return f"trace {self.path.rsplit('/', 1)[-1]}{begin}{speed}{length}"
 
 
 Load = ClosedLoop | OpenLoop | TraceReplay

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-Message = dict[str, str]
+Message = dict[str, Any]
+"""Role and content: text, or content parts; of a user's own prompts calls of tools, too."""
 
 
 class Dialect(StrEnum):
@@ -20,10 +22,11 @@ class Dialect(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """What is asked: a conversation, and how long the answer shall be."""
+    """What is asked: a conversation, how long the answer shall be, and what tools are there (keys of the body)."""
 
     messages: tuple[Message, ...]
     output_tokens: int
+    tools: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.messages:
@@ -51,8 +54,9 @@ def build_body(
     cache_salt = hashlib.sha256(f"{seed}/{salt}".encode()).hexdigest()[:16]
     messages = [dict(message) for message in request.messages]
     if salts_text:
-        messages[0]["content"] = f"Run {cache_salt}.\n{messages[0]['content']}"
+        messages[0]["content"] = _salted(f"Run {cache_salt}.", messages[0]["content"])
     body: dict[str, Any] = {
+        **request.tools,
         "model": model,
         "messages": messages,
         "stream": True,
@@ -70,3 +74,9 @@ def build_body(
         # A prefix that an earlier run left in the cache does not match under another salt.
         "cache_salt": cache_salt,
     }
+
+
+def _salted(line: str, content: Any) -> Any:
+    if isinstance(content, list):
+        return [{"type": "text", "text": line}, *content]
+    return line if content is None else f"{line}\n{content}"

@@ -2,14 +2,13 @@
 
 chat, rag, copy, edit, story, shared-prefix, multi-turn     texts of our own: `loadtest.offer.prompts`
 mixed, mixed:chat=3,copy=1                                  each request from one of several, drawn by weight
-file:PATH.jsonl                                             your own prompts, a JSON object a line
+file:PATH.jsonl                                             your own prompts: `loadtest.offer.prompt_files`
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -17,19 +16,15 @@ from typing import Any
 
 from loadtest.offer import prompts
 from loadtest.offer.load import Arrival
+from loadtest.offer.prompt_files import Prompt, read_prompt_file
 from loadtest.offer.prompt_tokens import BYTE_ESTIMATE, TokenCounter
 from loadtest.offer.prompts import Slot
 from loadtest.offer.request_body import ChatRequest, Dialect, Message, build_body
-from loadtest.offer.user_files import json_rows
 
 DEFAULT_OUTPUT_TOKENS = 48
 MAX_SIZE_TOKENS = 1_000_000
 MAX_WEIGHT = 1000
 MIXED_WEIGHTS = {"chat": 4, "rag": 2, "edit": 2, "story": 2}
-ROLES = ("system", "developer", "user", "assistant")
-
-Written = tuple[tuple[Message, ...], int | None]
-"""Messages, and the length of the answer where the prompt itself has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +37,16 @@ class Workload:
         counter: counts tokens.
         write: makes the prompt of a slot; None when the workload is mixed of others.
         parts: what it is mixed of, with weights.
+        notes: what of a file is not sent, a line each.
     """
 
     name: str
     prompt_tokens: int | None
     output_tokens: int
     counter: TokenCounter
-    write: Callable[[Slot], Written] | None = None
+    write: Callable[[Slot], Prompt] | None = None
     parts: tuple[tuple[Workload, int], ...] = ()
+    notes: tuple[str, ...] = ()
 
     def request(self, seed: int, number: int, arrival: Arrival | None = None) -> ChatRequest:
         """Request `number` (>= 0) in the order of `seed`; the lengths of `arrival`, if it has any, win."""
@@ -60,8 +57,9 @@ class Workload:
             return request
         arrival = arrival or Arrival(0)
         slot = Slot(seed, number, self.counter, self.prompt_tokens, arrival.prompt_tokens)
-        messages, own_output_tokens = self.write(slot)
-        return ChatRequest(messages, arrival.output_tokens or own_output_tokens or self.output_tokens)
+        prompt = self.write(slot)
+        output_tokens = arrival.output_tokens or prompt.output_tokens or self.output_tokens
+        return ChatRequest(prompt.messages, output_tokens, prompt.tools)
 
     def body(
         self,
@@ -132,7 +130,12 @@ def load_workload(
             raise ValueError(
                 f"workload {name!r}: prompt_tokens={prompt_tokens}, but a file's prompts are sent as they are"
             )
-        return Workload(name, None, output_tokens or DEFAULT_OUTPUT_TOKENS, counter, _file(Path(rest)))
+        found = read_prompt_file(Path(rest))
+
+        def drawn(slot: Slot) -> Prompt:
+            return found.prompts[prompts.place_in_order(rest, slot, len(found.prompts))]
+
+        return Workload(name, None, output_tokens or DEFAULT_OUTPUT_TOKENS, counter, drawn, notes=found.notes)
     if kind == "mixed":
         load = partial(
             load_workload, prompt_tokens=prompt_tokens, output_tokens=output_tokens, counter=counter
@@ -145,8 +148,8 @@ def load_workload(
         )
     built_in = _BUILT_IN[name]
 
-    def write(slot: Slot) -> Written:
-        return built_in.write(slot), None
+    def write(slot: Slot) -> Prompt:
+        return Prompt(built_in.write(slot))
 
     return Workload(
         name, prompt_tokens or built_in.prompt_tokens, output_tokens or built_in.output_tokens, counter, write
@@ -167,45 +170,3 @@ def _weights(name: str, text: str) -> Mapping[str, int]:
             )
         weights[part] = int(weight)
     return weights
-
-
-def _file(path: Path) -> Callable[[Slot], Written]:
-    with closing(json_rows(path)) as numbered_rows:
-        rows = tuple(_row(f"{path}, line {line}", row) for line, row in numbered_rows)
-    if not rows:
-        raise ValueError(f"{path}: no prompts in it")
-
-    def write(slot: Slot) -> Written:
-        return rows[prompts.place_in_order(str(path), slot, len(rows))]
-
-    return write
-
-
-def _row(where: str, row: Mapping[str, Any]) -> Written:
-    if ("messages" in row) == ("prompt" in row):
-        raise ValueError(f"{where}: needs either messages or prompt")
-    output_tokens = row.get("output_tokens")
-    if output_tokens is not None and not (
-        type(output_tokens) is int and 1 <= output_tokens <= MAX_SIZE_TOKENS
-    ):
-        raise ValueError(
-            f"{where}: output_tokens={output_tokens!r:.40} must be a whole number in 1..{MAX_SIZE_TOKENS}"
-        )
-    if "prompt" in row:
-        return ({"role": "user", "content": _text(where, "prompt", row["prompt"])},), output_tokens
-    messages = row["messages"]
-    if not isinstance(messages, list) or not messages:
-        raise ValueError(f"{where}: messages={messages!r:.40} must be a list of at least one message")
-    return tuple(_message(where, message) for message in messages), output_tokens
-
-
-def _message(where: str, message: Any) -> Message:
-    if not isinstance(message, dict) or message.get("role") not in ROLES:
-        raise ValueError(f"{where}: {message!r:.80} must be a message with a role of {', '.join(ROLES)}")
-    return {"role": message["role"], "content": _text(where, "content", message.get("content"))}
-
-
-def _text(where: str, name: str, value: Any) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"{where}: {name}={value!r:.40} must be text")
-    return value

@@ -87,7 +87,7 @@ class Experiment(Block):
         seed: of prompts and arrivals; None: a fresh one.
         slo: the objective, such as `ttft_p95<2s,tpot_p95<300ms`.
         stop_early: end a stage as soon as the objective can no longer be attained.
-        request_timeout_s, max_error_rate: as in `loadtest.run.plan.Plan`.
+        request_timeout_s, needs_done, max_error_rate: as in `loadtest.run.plan.Plan`.
         max_stage_s: time box of each stage; None: 180 s, or an open loop's length and 60 s.
         warmup_s: the first part of an open loop, which no figure counts.
         trace: record the engine steps of each stage, for the report's pictures of them.
@@ -102,6 +102,7 @@ class Experiment(Block):
     slo: str | None = None
     stop_early: bool = False
     request_timeout_s: float | None = Field(None, gt=0, le=MAX_TIMEOUT_S, allow_inf_nan=False)
+    needs_done: bool = False
     max_error_rate: float = Field(MAX_ERROR_RATE, ge=0, le=1)
     max_stage_s: float | None = Field(None, ge=0.1, le=MAX_STAGE_S, allow_inf_nan=False)
     warmup_s: float = Field(0.0, ge=0, le=MAX_STAGE_S, allow_inf_nan=False)
@@ -217,6 +218,7 @@ def make_plan(experiment: Experiment, base_url: str, description: Mapping[str, A
         seed=seed,
         output_tokens=experiment.output_tokens,
         request_timeout_s=experiment.request_timeout_s,
+        needs_done=experiment.needs_done,
         max_error_rate=experiment.max_error_rate,
         slo=experiment.slo,
         prompt_tokens=experiment.prompt_tokens,

@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 from loadtest.client.record import RequestRecord
 from serving.core.addresses import LOOPBACK
 from serving.core.latency import e2e_latency_s, tpot_s, ttft_s
+from serving.environment import metrics_faults
 from serving.metrics import names
 from serving.progress import Say
 
@@ -120,7 +121,11 @@ def ended_request(record: RequestRecord, lane: str) -> EndedRequest:
     if not record.is_completed:
         return EndedRequest(*labels, 0, None, None, None)
     timeline = record.timeline
-    latencies_s = (ttft_s(timeline), tpot_s(timeline), e2e_latency_s(timeline))
+    latencies_s = (
+        ttft_s(timeline) if timeline.chunk_at_s else None,
+        tpot_s(timeline),
+        e2e_latency_s(timeline),
+    )
     return EndedRequest(*labels, record.output_tokens or 0, *latencies_s)
 
 
@@ -208,8 +213,10 @@ def metrics_port() -> int:
     """The port of `TANDEM_LOAD_METRICS_PORT`; 0 for none.
 
     Raises:
-        ValueError: it holds no port.
+        ValueError: it holds no port, or prometheus-client would keep the metrics in files.
     """
+    if faults := metrics_faults():
+        raise ValueError("; ".join(faults))
     text = os.environ.get(PORT_VARIABLE, str(DEFAULT_PORT))
     if not text.isdecimal() or int(text) > MAX_PORT:
         raise ValueError(f"{PORT_VARIABLE}={text!r} must be a port, 1 to {MAX_PORT}, or 0 for none")

@@ -23,7 +23,8 @@ def report_to_locust(environment: Any, key: str, record: RequestRecord) -> None:
     """
     timeline = record.timeline
     if record.is_completed:
-        _log(environment, key, "TTFT", ttft_s(timeline))
+        if timeline.chunk_at_s:
+            _log(environment, key, "TTFT", ttft_s(timeline))
         if (tpot := tpot_s(timeline)) is not None:
             _log(environment, key, "TPOT", tpot)
         if gaps_s := inter_chunk_latencies_s(timeline):

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from loadtest.client.record import faults_in_words
 from loadtest.judge.slo import parse_slo
-from loadtest.offer.arrivals import schedule
+from loadtest.offer.arrivals import notes, schedule
 from loadtest.offer.load import Arrival, ClosedLoop, Load, OpenLoop, TraceReplay
 from loadtest.offer.workload import load_workload
 from serving.tracing.events import MAX_RECORDING_S
@@ -116,6 +116,7 @@ class Plan:
         output_tokens: length of an answer, where a workload's text or a recorded trace does not give its own; None:
             as long as the workload has it.
         request_timeout_s: from the sending of a request to the end of its answer; None: as long as it takes.
+        needs_done: an answer without the closing `[DONE]` is cut off, even if it is whole by all other signs.
         max_error_rate: share of a stage's requests that may fail, 0 to 1; above it the stage ends. 1: never.
         slo: the objective, in the form `loadtest.judge.slo` reads.
         prompt_tokens: size of a prompt, where a recorded trace does not give its own; None: the workload's own.
@@ -134,6 +135,7 @@ class Plan:
     connect_timeout_s: float = 5
     idle_timeout_s: float = 300
     request_timeout_s: float | None = None
+    needs_done: bool = False
     max_error_rate: float = MAX_ERROR_RATE
     slo: str | None = None
     prompt_tokens: int | None = None
@@ -197,6 +199,8 @@ def _namesakes(load: Load, other: Load) -> str:
             difference = f"for {load.duration_s:g} s and for {other.duration_s:g} s"
         case TraceReplay(), TraceReplay() if load.path != other.path:
             difference = f"from {load.path} and from {other.path}"
+        case TraceReplay(), TraceReplay() if load.unit != other.unit:
+            difference = f"with unit={load.unit} and with unit={other.unit}"
         case _:
             return ""
     return f", {difference}: a load's name does not tell them apart; measure them in two runs"
@@ -222,6 +226,21 @@ def arrivals_of(stage: StagePlan, seed: int) -> tuple[Arrival, ...]:
             f"but its schedule of seed {seed} holds {len(arrivals)}"
         )
     return arrivals[:planned]
+
+
+def notes_of(plan: Plan) -> tuple[str, ...]:
+    """What of the files that a plan names is not sent, a line each, each once.
+
+    Raises:
+        ValueError: one of them cannot be read.
+    """
+    return tuple(
+        dict.fromkeys(
+            note
+            for stage in plan.stages
+            for note in (*notes(stage.load), *load_workload(stage.workload).notes)
+        )
+    )
 
 
 _ADAPTER = TypeAdapter(Plan)

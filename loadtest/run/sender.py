@@ -66,7 +66,12 @@ class Sender:
         """A client that opens its connection with its first request."""
         plan = self.plan
         settings = ClientSettings(
-            plan.base_url, plan.connect_timeout_s, plan.idle_timeout_s, plan.request_timeout_s, client_key()
+            plan.base_url,
+            plan.connect_timeout_s,
+            plan.idle_timeout_s,
+            plan.request_timeout_s,
+            client_key(),
+            plan.needs_done,
         )
         return StreamingClient(settings, self.clock)
 

@@ -105,6 +105,11 @@ from serving.core.exit_codes import ExitCode
     help="Longest time for a whole answer.  [default: none]",
 )
 @click.option(
+    "--needs-done/--no-needs-done",
+    default=False,
+    help="An answer without [DONE] is cut off, even if it is whole.  [default: no]",
+)
+@click.option(
     "--max-error-rate",
     type=click.FloatRange(0, 1),
     default=MAX_ERROR_RATE,
@@ -181,7 +186,8 @@ def _fresh(
     if asked["slo"] is None:
         raise ValueError("a sweep needs an objective, such as ttft_p95<2s,tpot_p95<300ms (--slo)")
     parse_slo(asked["slo"])
-    load_workload(asked["workload"])
+    for note in load_workload(asked["workload"]).notes:
+        click.echo(note, err=True)
     description = lab.describe_lab(base_url)
     seed = secrets.randbelow(MAX_SEED) if asked["seed"] is None else asked["seed"]
     settings = SweepSettings(**{**asked, "seed": seed, "lanes": _choose(asked["lanes"], description)})
@@ -235,6 +241,7 @@ def _plan(settings: SweepSettings, base_url: str, name: str, model: str) -> Plan
         seed=settings.seed,
         output_tokens=settings.output_tokens,
         request_timeout_s=settings.request_timeout_s,
+        needs_done=settings.needs_done,
         max_error_rate=settings.max_error_rate,
         slo=settings.slo,
     )

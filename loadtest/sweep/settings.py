@@ -32,7 +32,7 @@ class SweepSettings:
         probe_s: shortest time that a rate is offered; three times as long is the longest.
         probe_requests: fewest requests of a probe, as far as the longest time allows.
         output_tokens: length of an answer; None: the workload's own.
-        request_timeout_s, max_error_rate: as in `loadtest.run.plan.Plan`.
+        request_timeout_s, max_error_rate, needs_done: as in `loadtest.run.plan.Plan`.
         seed: of prompts and arrivals.
     """
 
@@ -51,6 +51,7 @@ class SweepSettings:
     seed: int
     request_timeout_s: float | None = None
     max_error_rate: float = MAX_ERROR_RATE
+    needs_done: bool = False
 
     @property
     def length(self) -> ProbeLength:

@@ -133,14 +133,17 @@ def _refuse_second_lab() -> None:
 
 
 def _refuse_what_is_not_here(lab: LabConfig, path: Path, *, has_engines: bool = True) -> None:
-    """Before anything starts, see that the config's address, models and API keys are on this machine.
+    """Before anything starts, see that the config's address, models and API keys are on this machine, and that Ray
+    and the engines can read its environment.
 
     Args:
-        has_engines: whether they run here; those of a cluster find their models on their own nodes.
+        has_engines: whether they run here; those of a cluster find models and environment on their own nodes.
 
     Raises:
         ConfigError: they are not; the default model is made on first use, and need not be there.
     """
+    if has_engines and (faults := doctor.environment_faults(lab)):
+        raise ConfigError("environment: " + "; ".join(faults))
     host = lab.gateway.host
     if fault := machine.host_fault(host):
         raise ConfigError(f"{path}: gateway.host = {host!r}: {fault}; it must be an address of this machine")

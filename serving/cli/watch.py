@@ -14,7 +14,7 @@ import termios
 import time
 import tty
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -34,52 +34,50 @@ REFRESH_S = 1.0
 MAX_READS_AT_ONCE = 8
 
 Fetch = Callable[[str], bytes]
+Totals = defaultdict[tuple[str, str], float]  # by metric and lane
 Buckets = defaultdict[float, float]  # observations at or below each upper edge in seconds
 
 _HISTOGRAMS = (names.TTFT.name, names.TPOT.name)
-_SUMMED = (
-    names.REPLICA_READY.name,
-    names.WANTED_REPLICAS.name,
-    names.RUNNING.name,
-    names.WAITING.name,
+_GAUGES = (names.REPLICA_READY.name, names.WANTED_REPLICAS.name, names.RUNNING.name, names.WAITING.name)
+_COUNTERS = (
     names.REFUSALS.name,
     names.VLLM_GENERATED_TOKENS,
     names.VLLM_DRAFT_TOKENS,
     names.VLLM_ACCEPTED_TOKENS,
 )
+_SUMMED = (*_GAUGES, *_COUNTERS)
 _WANTED = (*_SUMMED, *(f"{name}_bucket" for name in _HISTOGRAMS))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What one process counted by one instant.
+
+    Attributes:
+        totals: by metric and lane.
+        buckets: cumulative counts by metric, lane and upper edge in seconds.
+    """
+
+    totals: Mapping[tuple[str, str], float]
+    buckets: Mapping[tuple[str, str], Mapping[float, float]]
+
+
+NOTHING_COUNTED = Page({}, {})
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What the lab counted by one instant, summed over its processes.
+    """What the lab's processes counted by one instant.
 
     Attributes:
         at_s: monotonic.
-        totals: by metric and lane.
-        buckets: cumulative counts by metric, lane and upper edge in seconds.
-        faults: processes that could not be read, and why.
+        pages: of each process that is listed, by a name of its own; None for one that could not be read.
+        faults: those processes, and why.
     """
 
     at_s: float
-    totals: defaultdict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
-    buckets: dict[tuple[str, str], Buckets] = field(default_factory=dict)
+    pages: Mapping[str, Page | None] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
-
-    def add_page(self, text: str, lane_of_process: str) -> None:
-        """Add one process's `/metrics`; a sample without a lane is of the process's.
-
-        Raises:
-            ValueError: the text is not in Prometheus' format.
-        """
-        for sample in samples_of(text, _WANTED):
-            lane = sample.labels.get("lane", lane_of_process)
-            if sample.name in _SUMMED:
-                self.totals[sample.name, lane] += sample.value
-            else:
-                key = (sample.name.removesuffix("_bucket"), lane)
-                edges = self.buckets.setdefault(key, defaultdict(float))
-                edges[float(sample.labels["le"])] += sample.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +99,37 @@ class LaneFigures:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What is shown at once. `waiting_any` and `refusals_any_per_s` are of requests that pinned no lane."""
+    """What is shown at once.
+
+    Attributes:
+        waiting_any: requests that pinned no lane, as those of `refusals_any_per_s`.
+        faults: processes that cannot be read now, and why.
+        left_out: processes that were read only once in the window, so no rate can have them.
+    """
 
     window_s: float
     lanes: tuple[LaneFigures, ...]
     waiting_any: int
     refusals_any_per_s: float
     faults: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
+
+
+def read_page(text: str, lane_of_process: str) -> Page:
+    """One process's `/metrics`; a sample without a lane is of the process's.
+
+    Raises:
+        ValueError: the text is not in Prometheus' format.
+    """
+    totals: Totals = defaultdict(float)
+    buckets: defaultdict[tuple[str, str], Buckets] = defaultdict(lambda: defaultdict(float))
+    for sample in samples_of(text, _WANTED):
+        lane = sample.labels.get("lane", lane_of_process)
+        if sample.name in _SUMMED:
+            totals[sample.name, lane] += sample.value
+        else:
+            buckets[sample.name.removesuffix("_bucket"), lane][float(sample.labels["le"])] += sample.value
+    return Page(totals, buckets)
 
 
 def read_snapshot(base_url: str, fetch: Fetch, clock: Callable[[], float] = time.monotonic) -> Snapshot:
@@ -125,45 +147,66 @@ def read_snapshot(base_url: str, fetch: Fetch, clock: Callable[[], float] = time
         ]  # fmt: skip
     except (KeyError, TypeError) as error:
         raise ValueError(f"{base_url}/targets: not a list of targets: {error!r}") from error
-    snapshot, faults = Snapshot(clock()), []
+    at_s = clock()
+    pages: dict[str, Page | None] = {}
+    faults = []
     with ThreadPoolExecutor(MAX_READS_AT_ONCE) as readers:
-        pages = list(readers.map(lambda target: _page(fetch, target[0]), targets))
-    for (address, labels), page in zip(targets, pages, strict=True):
+        texts = list(readers.map(lambda target: _text(fetch, target[0]), targets))
+    for (address, labels), text in zip(targets, texts, strict=True):
+        process = f"{labels['role']} at {address}"
+        pages[process] = None
         try:
-            if isinstance(page, OSError):
-                raise page
-            snapshot.add_page(page.decode(), labels.get("lane", ""))
+            if isinstance(text, OSError):
+                raise text
+            pages[process] = read_page(text.decode(), labels.get("lane", ""))
         except (OSError, ValueError) as error:
-            faults.append(f"{labels['role']} at {address}: {error}")
-    snapshot.faults = tuple(faults)
-    return snapshot
+            faults.append(f"{process}: {error}")
+    return Snapshot(at_s, pages, tuple(faults))
 
 
-def _page(fetch: Fetch, address: str) -> bytes | OSError:
+def _text(fetch: Fetch, address: str) -> bytes | OSError:
     try:
         return fetch(f"http://{address}/metrics")
     except OSError as error:
         return error
 
 
-def frame(first: Snapshot, last: Snapshot) -> Frame:
-    """The figures between two snapshots; a counter that went back belongs to a process that is gone."""
-    window_s = last.at_s - first.at_s
+def frame(snapshots: Sequence[Snapshot]) -> Frame:
+    """The figures of a window.
+
+    Args:
+        snapshots: of the window, oldest first, at least one.
+    """
+    last = snapshots[-1]
+    window_s = last.at_s - snapshots[0].at_s
+    now = [page.totals for page in last.pages.values() if page is not None]
+    grown: Totals = defaultdict(float)
+    buckets: defaultdict[tuple[str, str], Buckets] = defaultdict(lambda: defaultdict(float))
+    left_out = []
+    for process in dict.fromkeys(name for snapshot in snapshots for name in snapshot.pages):
+        growth = _growth(process, snapshots)
+        if growth is None:
+            # Of one that cannot be read now, the fault says it.
+            if last.pages.get(process) is not None and window_s > 0:
+                left_out.append(process)
+            continue
+        for key, value in growth.totals.items():
+            grown[key] += value
+        for key, edges in growth.buckets.items():
+            for edge_s, count in edges.items():
+                buckets[key][edge_s] += count
 
     def gauge(metric: str, lane: str) -> int:
-        return int(last.totals.get((metric, lane), 0))
+        return int(sum(totals.get((metric, lane), 0.0) for totals in now))
 
     def increase(metric: str, lane: str) -> float:
-        key = (metric, lane)
-        return max(0.0, last.totals.get(key, 0.0) - first.totals.get(key, 0.0))
+        return grown.get((metric, lane), 0.0)
 
     def rate(metric: str, lane: str) -> float:
         return increase(metric, lane) / window_s if window_s > 0 else 0.0
 
     def percentile(metric: str, lane: str, share: float) -> float | None:
-        before: Mapping[float, float] = first.buckets.get((metric, lane), {})
-        now: Mapping[float, float] = last.buckets.get((metric, lane), {})
-        return quantile_s(share, {edge: count - before.get(edge, 0.0) for edge, count in now.items()})
+        return quantile_s(share, buckets.get((metric, lane), {}))
 
     def figures(lane: str) -> LaneFigures:
         drafted = increase(names.VLLM_DRAFT_TOKENS, lane)
@@ -181,13 +224,54 @@ def frame(first: Snapshot, last: Snapshot) -> Frame:
             refusals_per_s=rate(names.REFUSALS.name, lane),
         )
 
-    lanes = [lane for metric, lane in last.totals if metric == names.WANTED_REPLICAS.name]
+    lanes = dict.fromkeys(
+        lane for totals in now for metric, lane in totals if metric == names.WANTED_REPLICAS.name
+    )
     return Frame(
         window_s,
         tuple(map(figures, lanes)),
         gauge(names.WAITING.name, ANY_LANE),
         rate(names.REFUSALS.name, ANY_LANE),
         last.faults,
+        tuple(left_out),
+    )
+
+
+def _growth(process: str, snapshots: Sequence[Snapshot]) -> Page | None:
+    """How much a process counted while it was listed; None where it was read less than twice.
+
+    Before its first reading and after its last one it is taken to have counted as fast as in between. What it had
+    counted before the first one is unknown: it may be new, or have been out of reach.
+    """
+    listed_at_s = [snapshot.at_s for snapshot in snapshots if process in snapshot.pages]
+    readings = [
+        (snapshot.at_s, page) for snapshot in snapshots if (page := snapshot.pages.get(process)) is not None
+    ]
+    if len(readings) < 2 or readings[-1][0] <= readings[0][0]:
+        return None
+    (from_s, before), (until_s, after) = readings[0], readings[-1]
+    if _has_gone_back(before, after):
+        before = NOTHING_COUNTED  # another process under the same name
+    scale = (listed_at_s[-1] - listed_at_s[0]) / (until_s - from_s)
+    totals = {
+        key: scale * (value - before.totals.get(key, 0.0))
+        for key, value in after.totals.items()
+        if key[0] in _COUNTERS
+    }
+    buckets = {}
+    for key, edges in after.buckets.items():
+        earlier = before.buckets.get(key, {})
+        buckets[key] = {edge_s: scale * (count - earlier.get(edge_s, 0.0)) for edge_s, count in edges.items()}
+    return Page(totals, buckets)
+
+
+def _has_gone_back(before: Page, after: Page) -> bool:
+    return any(
+        after.totals.get(key, 0.0) < value for key, value in before.totals.items() if key[0] in _COUNTERS
+    ) or any(
+        after.buckets.get(key, {}).get(edge_s, 0.0) < count
+        for key, edges in before.buckets.items()
+        for edge_s, count in edges.items()
     )
 
 
@@ -233,7 +317,7 @@ def frames(
         kept.append(read_snapshot(base_url, fetch, clock))
         while kept[-1].at_s - kept[0].at_s > window_s and len(kept) > 2:
             kept.popleft()
-        yield frame(kept[0], kept[-1])
+        yield frame(kept)
 
 
 def one_frame(
@@ -250,7 +334,7 @@ def one_frame(
     """
     first = read_snapshot(base_url, fetch, clock)
     wait(window_s)
-    return frame(first, read_snapshot(base_url, fetch, clock))
+    return frame((first, read_snapshot(base_url, fetch, clock)))
 
 
 HEADINGS = ("lane", "ready", "run", "wait", "tok/s", "TTFT p50", "p95", "TPOT p50", "accept", "refuse/s")
@@ -279,6 +363,7 @@ def picture(shown: Frame, base_url: str) -> Group:
     if shown.waiting_any or shown.refusals_any_per_s:
         below.append(f"for any lane: {shown.waiting_any} waiting, {shown.refusals_any_per_s:.1f} refused/s")
     below += [f"cannot read {fault}" for fault in shown.faults]
+    below += [f"read only once, so in no rate yet: {process}" for process in shown.left_out]
     return Group(table, Text("\n".join(below), style="dim"))
 
 

@@ -63,6 +63,11 @@ def ttft_s(timeline: RequestTimeline) -> float:
     return timeline.first_token_at_s - timeline.scheduled_at_s
 
 
+def ttfts_s(timelines: Iterable[RequestTimeline]) -> list[float]:
+    """`ttft_s` of each answer that has text, in seconds: an empty one has no first token."""
+    return [ttft_s(timeline) for timeline in timelines if timeline.chunk_at_s]
+
+
 def e2e_latency_s(timeline: RequestTimeline) -> float:
     """Scheduled instant to last byte, in seconds.
 
@@ -81,7 +86,7 @@ def tpot_s(timeline: RequestTimeline) -> float | None:
     first chunk to its last and from the last of all to the end: sum / (output tokens - choices with text).
 
     Returns:
-        None for answers without a token after the first of each choice.
+        None for answers without a token after the first of each choice, and for those that ended without text.
 
     Raises:
         IncompleteTimelineError: the stream has not ended, or the server sent no usage.
@@ -91,7 +96,8 @@ def tpot_s(timeline: RequestTimeline) -> float | None:
     if timeline.output_tokens is None:
         raise IncompleteTimelineError("tpot_s needs output_tokens from the server's usage; none arrived")
     num_choices = len(set(timeline.chunk_choice)) or 1
-    if timeline.output_tokens <= num_choices:
+    is_empty = not timeline.chunk_at_s and timeline.finished_at_s is not None
+    if is_empty or timeline.output_tokens <= num_choices:
         return None
     return _decode_s(timeline, num_choices) / (timeline.output_tokens - num_choices)
 

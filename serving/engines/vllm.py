@@ -21,8 +21,10 @@ from serving.config import METHOD_OF_KEY, LaneConfig, ModelConfig, SpeculationCo
 from serving.core.addresses import LOOPBACK
 from serving.core.errors import ConfigError
 from serving.core.lane import EngineFacts
+from serving.core.run_mark import RUN_ID_VARIABLE, socket_folder_prefix
 from serving.engines.base import EngineTally, FinishedRequest
 from serving.engines.steps.log import PATH_VARIABLE, StepLog
+from serving.environment import metrics_faults, vllm_faults
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +101,7 @@ class VllmEngine:
     """One vLLM engine with vLLM's own HTTP application.
 
     Raises:
-        ConfigError: the lane's draft model is not on this node.
+        ConfigError: the lane's draft model is not on this node, or vLLM cannot read a variable of its environment.
     """
 
     def __init__(
@@ -108,6 +110,9 @@ class VllmEngine:
         if lane.speculation is not None and (draft := lane.speculation.model) is not None:
             # vLLM would take it for a name on a hub, and say so after half a minute.
             model_store.resolve(draft, f"lanes[{lane.name}].speculation.model")
+        # `tandem up` looks as well; on a cluster this is the first to see the node.
+        if faults := metrics_faults() + vllm_faults():
+            raise ConfigError("environment of the engine: " + "; ".join(faults))
         device = choose_device(model)
         dtype = choose_dtype(model, device, machine.instruction_sets())
         self._arguments = command_line(lane, model, checkpoint, served_names, device, dtype)
@@ -115,7 +120,8 @@ class VllmEngine:
         self._app: Any = None
         self._tally = EngineTally()
         self._step_log = StepLog()
-        self._sockets = tempfile.TemporaryDirectory(prefix="tandem-vllm-", ignore_cleanup_errors=True)
+        prefix = socket_folder_prefix(os.environ.get(RUN_ID_VARIABLE, ""))
+        self._sockets = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
         self._device = device
         self._dtype = dtype
 

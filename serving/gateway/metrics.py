@@ -40,7 +40,7 @@ class GatewayMetrics:
     Args:
         lanes: those whose judged streams and reroutes are there from the start, at 0.
         slo: what streams are judged by.
-        tenants: those with a name of their own in the metrics, however many others there are.
+        tenants: those with a name of their own in the metrics; others are in groups, the same at every gateway.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Cleaning up after a lab: its processes, their shared memory, its ports, its state file.
+"""Cleaning up after a lab: its processes, their shared memory, their sockets, its ports, its state file.
 
 Every process of a lab carries TANDEM_RUN_ID in its environment; the sweep knows them from all others by it.
 """
@@ -14,14 +14,14 @@ from pathlib import Path
 import psutil
 
 from serving.core.errors import TandemError
-from serving.lab import shared_memory
+from serving.core.run_mark import RUN_ID_VARIABLE
+from serving.lab import shared_memory, sockets
 from serving.lab import state as lab_state
 from serving.lab.shared_memory import Segment
 from serving.lab.state import LabState
 from serving.machine import port_fault
 from serving.progress import Say
 
-RUN_ID_VARIABLE = "TANDEM_RUN_ID"
 GRACE_S = 5.0  # from SIGTERM to SIGKILL
 KILL_LIMIT_S = 5.0
 ZOMBIE_LIMIT_S = 2.0
@@ -44,6 +44,7 @@ def clean_up(directory: Path, state: LabState, say: Say, grace_s: float = GRACE_
     for name in sweep(state.run_id, grace_s, shared_memory.recorded(directory, state.run_id)):
         say(f"stopping: ended {name}")
     shared_memory.forget(directory)
+    sockets.remove_left(state.temp_dirs, state.pid, state.run_id)
     lab_state.remove(directory)
     _wait_for_ports(state, say)
 

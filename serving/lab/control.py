@@ -16,8 +16,9 @@ import psutil
 from serving.core.client_key import KEY_HINT, key_headers
 from serving.core.errors import AlreadyRunningError, StartFailedError, TandemError
 from serving.core.http_get import GetError, get
+from serving.core.run_mark import RUN_ID_VARIABLE
 from serving.lab import state as lab_state
-from serving.lab.cleanup import KILL_LIMIT_S, POLL_S, RUN_ID_VARIABLE, clean_up, sweep
+from serving.lab.cleanup import KILL_LIMIT_S, POLL_S, clean_up, sweep
 from serving.lab.state import LabPhase, LabState
 from serving.progress import Say
 
@@ -36,10 +37,11 @@ def detach(command: Sequence[str], *, run_id: str, log_path: Path, timeout_s: fl
         timeout_s: how long to wait; longer than the supervisor's own limit.
 
     Raises:
+        ConfigError: the log's directory cannot be made.
         StartFailedError: it ended, or was not ready in time; the text ends with the tail of the log.
         KeyboardInterrupt: interrupted; the half-started lab is gone.
     """
-    log_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lab_state.make(log_path.parent)
     child = _spawn(command, log_path, os.environ | {RUN_ID_VARIABLE: run_id, "PYTHONUNBUFFERED": "1"})
     try:
         return _follow(child, log_path, timeout_s, say)

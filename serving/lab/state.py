@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from serving.core.errors import AlreadyRunningError, TandemError
+from serving.core.errors import AlreadyRunningError, ConfigError, TandemError
+from serving.core.home import home_dir
 
 
 class LabPhase(StrEnum):
@@ -43,6 +44,7 @@ class LabState:
         phase, progress: where it is, and the last line of progress.
         started_at_s: Unix time.
         address: the Ray cluster it runs on, as --address named it; None where Ray is the lab's own.
+        temp_dirs: where its Ray and its engines keep sockets; none of them on a cluster.
     """
 
     pid: int
@@ -57,6 +59,7 @@ class LabState:
     progress: str
     started_at_s: float
     address: str | None = None
+    temp_dirs: tuple[str, ...] = ()
 
     @property
     def is_alive(self) -> bool:
@@ -72,10 +75,28 @@ def state_dir() -> Path:
     """Per-user directory of the state file and the log.
 
     `TANDEM_STATE`, else `$XDG_STATE_HOME/tandem`, else `~/.local/state/tandem`.
+
+    Raises:
+        ConfigError: nothing says where the home directory is.
     """
     if explicit := os.environ.get("TANDEM_STATE"):
         return Path(explicit)
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "tandem"
+    return Path(os.environ.get("XDG_STATE_HOME") or home_dir() / ".local" / "state") / "tandem"
+
+
+def make(directory: Path) -> None:
+    """Make the directory, unless it is there.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise ConfigError(
+            f"{directory}: the lab's state cannot be kept there: {error.strerror}; "
+            "set TANDEM_STATE, or HOME, to a directory of yours"
+        ) from None
 
 
 def log_path(directory: Path) -> Path:
@@ -87,14 +108,20 @@ def read(directory: Path) -> LabState | None:
     """The state file, or None when there is none.
 
     Raises:
-        TandemError: the file is damaged.
+        ConfigError: the file cannot be read.
+        TandemError: it is damaged.
     """
     path = directory / "lab.json"
     try:
         data = json.loads(path.read_text())
-        return LabState(**{**data, "phase": LabPhase(data["phase"]), "ports": tuple(data["ports"])})
+        lists = {key: tuple(data[key]) for key in ("ports", "temp_dirs") if key in data}
+        return LabState(**{**data, "phase": LabPhase(data["phase"]), **lists})
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be read: {error.strerror}; set TANDEM_STATE, or HOME, to a directory of yours"
+        ) from None
     except (ValueError, TypeError, KeyError) as error:
         raise TandemError(f"{path}: damaged state file ({error}); stop any lab, then delete it") from None
 
@@ -122,8 +149,9 @@ def locked(directory: Path) -> Iterator[None]:
 
     Raises:
         AlreadyRunningError: another process holds it.
+        ConfigError: as `make`.
     """
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make(directory)
     # Not inheritable (Python's default), so no process of the lab keeps the lock beyond the supervisor.
     with (directory / "lab.lock").open("w") as file:
         try:

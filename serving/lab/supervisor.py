@@ -20,8 +20,10 @@ from typing import Any, Protocol, Self
 from serving.config import LabConfig
 from serving.core.addresses import LOOPBACK
 from serving.core.errors import StartFailedError
+from serving.core.run_mark import RUN_ID_VARIABLE
+from serving.environment import temp_dirs
 from serving.lab import state as lab_state
-from serving.lab.cleanup import GRACE_S, RUN_ID_VARIABLE, clean_up, clear_stale, pids_of
+from serving.lab.cleanup import GRACE_S, clean_up, clear_stale, pids_of
 from serving.lab.shared_memory import Watch
 from serving.lab.state import LabPhase, LabState
 from serving.machine import port_fault
@@ -247,6 +249,7 @@ def _first_state(
         progress="",
         started_at_s=time.time(),
         address=address,
+        temp_dirs=tuple(map(str, temp_dirs())) if address is None else (),
     )
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-# 1 ms to 600 s, near-even on a log scale; usual SLO edges (0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10 s) are edges.
+# 1 ms to 5 h, near-even on a log scale; usual SLO edges (0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10 s) are edges.
+# A quantile ends at the last edge, so that is the longest that a config lets a first token take.
 LATENCY_BUCKETS_S = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75,
     1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0,
+    1_200.0, 3_600.0, 7_200.0, 18_000.0,
 )  # fmt: skip
 
 

@@ -56,6 +56,8 @@ HERE = Path("/cache/model")
         (doctor.check_nofile(1024, 524288), Status.WARN),
         (doctor.check_nofile(4096, 4096), Status.OK),
         (doctor.check_nofile(-1, -1), Status.OK),
+        (doctor.check_environment([]), Status.OK),
+        (doctor.check_environment(["VLLM_PORT='x'"]), Status.FAIL),
         (doctor.check_priorities(True, 14, True), Status.OK),
         (doctor.check_priorities(True, 15, True), Status.WARN),
         (doctor.check_priorities(True, 0, False), Status.OK),

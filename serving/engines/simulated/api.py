@@ -109,7 +109,7 @@ class SimulatedApi:
         wanted = "messages" if is_chat else "prompt"
         prompts = _prompts(body, is_chat)
         if not prompts or not all(isinstance(prompt, list if is_chat else str) for prompt in prompts):
-            return 400, f"`{wanted}` is missing or of the wrong type"
+            return 400, _wrong_prompt(body.get(wanted), is_chat)
         if not isinstance(body.get("stream_options") or {}, dict):
             return 400, "`stream_options` must be an object"
         max_tokens = _max_tokens(body)
@@ -203,6 +203,20 @@ def _prompts(body: dict[str, Any], is_chat: bool) -> list[Any]:
         return [body.get("messages")]
     prompt = body.get("prompt")
     return prompt if isinstance(prompt, list) else [prompt]
+
+
+def _wrong_prompt(given: Any, is_chat: bool) -> str:
+    """What is wrong, without the client's text."""
+    if is_chat:
+        return f"messages must be a list of messages, got {type(given).__name__}"
+    has_ids = isinstance(given, list) and any(isinstance(part, int | list) for part in given)
+    got = "token ids" if has_ids else "an empty list" if given == [] else type(given).__name__
+    if isinstance(given, list) and given and not has_ids:
+        got = "a list with other things in it"
+    return (
+        f"prompt must be a text or a list of texts, got {got}; the simulated engine has no tokenizer and takes no "
+        "token ids, vLLM's lanes do"
+    )
 
 
 def _num_choices(body: dict[str, Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pwd
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ import pytest
 
 from serving import doctor, model_store
 from serving.cli import clients, life
-from serving.core.errors import AlreadyRunningError, TandemError
+from serving.core.errors import AlreadyRunningError, ConfigError, TandemError
 from serving.core.exit_codes import ExitCode
 from serving.doctor import Check, Status
 from serving.lab import control
+from serving.lab import state as lab_state
 from tests.unit.cli.verb_runs import LAB, Modules, run, write_state
 
 OK = Check("cores", Status.OK, "2", "2 or more")
@@ -49,6 +51,68 @@ def test_up_makes_the_default_model_first_and_once(
     assert run("up", *arguments).exit_code == 0
     assert run("up", *arguments).exit_code == 0
     assert starts == ["prepare", start, start]
+
+
+@pytest.mark.parametrize("arguments", [("up",), ("up", "--detach"), ("demo",)])
+@pytest.mark.parametrize("name", ["VLLM_PORT", "PROMETHEUS_MULTIPROC_DIR", "RAY_NUM_REDIS_GET_RETRIES"])
+def test_a_variable_that_a_library_cannot_read_is_named_before_anything_starts(
+    arguments: tuple[str, ...], name: str, starts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "tcp://10.0.0.1:8000")
+    result = run(*arguments)
+    assert (result.exit_code, starts) == (ExitCode.USAGE, [])
+    assert result.stderr.startswith(f"error: environment: {name}='tcp://10.0.0.1:8000'")
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("verb", ["up", "status", "down", "prepare", "doctor"])
+def test_a_user_without_a_name_and_a_home_is_told_in_a_line(
+    verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    for name in ("HOME", "TANDEM_STATE", "TANDEM_CACHE", "XDG_STATE_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    result = run(verb)
+    assert result.exit_code == ExitCode.USAGE
+    assert result.stderr.startswith("error: HOME is not set, and user ")
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments", [("up",), ("up", "--detach"), ("demo",)])
+@pytest.mark.parametrize("name", ["HOME", "TMPDIR"])
+def test_a_directory_that_is_not_there_is_named_before_anything_starts(
+    arguments: tuple[str, ...], name: str, starts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "/absent")
+    result = run(*arguments)
+    assert (result.exit_code, starts) == (ExitCode.USAGE, [])
+    assert result.stderr.startswith(f"error: environment: {name}='/absent': ")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_place_for_the_state_that_cannot_be_made_is_named(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (checkout / "file").touch()
+    monkeypatch.setenv("TANDEM_STATE", str(checkout / "file" / "state"))
+    result = run("status")
+    assert result.exit_code == ExitCode.USAGE
+    assert "file/state/lab.json: cannot be read: Not a directory; set TANDEM_STATE" in result.stderr
+    with pytest.raises(ConfigError, match="cannot be kept there: Not a directory"):
+        lab_state.make(checkout / "file" / "state")
+
+
+def test_vllm_s_variables_do_not_concern_simulated_lanes(
+    checkout: Path, starts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulated = "lanes: [{name: a, strategy: batched, engine: simulated, simulated: {}}]\n"
+    (checkout / "deploy" / "lab.yaml").write_text(simulated)
+    monkeypatch.setenv("VLLM_PORT", "tcp://10.0.0.1:8000")
+    assert run("up").exit_code == 0
+    assert starts == ["supervise"]
 
 
 def test_up_makes_no_model_for_simulated_lanes(checkout: Path, starts: list[str]) -> None:

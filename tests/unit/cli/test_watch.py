@@ -138,10 +138,70 @@ def test_a_process_that_does_not_answer_is_named_and_the_rest_is_shown() -> None
 
 
 def test_a_lane_at_rest_has_dashes_and_not_zeros() -> None:
-    snapshot = watch.Snapshot(0.0)
-    snapshot.add_page(scheduler_page(0), "")
-    (lane,) = watch.frame(snapshot, snapshot).lanes
+    snapshot = watch.Snapshot(0.0, {"scheduler": watch.read_page(scheduler_page(0), "")})
+    (lane,) = watch.frame([snapshot]).lanes
     assert (lane.ttft_p50_s, lane.tpot_p50_s, lane.acceptance_rate) == (None, None, None)
+
+
+def tokens_per_s(readings: list[dict[str, str | None]]) -> tuple[float, tuple[str, ...]]:
+    """Of one lane whose processes had these pages, a second apart; None for one that could not be read."""
+    shown = watch.frame(
+        [
+            watch.Snapshot(
+                float(at_s),
+                {
+                    name: None if text is None else watch.read_page(text, "spec")
+                    for name, text in ({"scheduler": scheduler_page(0)} | pages).items()
+                },
+            )
+            for at_s, pages in enumerate(readings)
+        ]
+    )
+    return shown.lanes[0].tokens_per_s, shown.left_out
+
+
+def test_the_rest_goes_on_counting_when_a_replica_is_replaced() -> None:
+    old = [replica_page(50_000 + 100 * second, 0, 0) for second in range(5)]
+    other = [replica_page(70_000 + 100 * second, 0, 0) for second in range(10)]
+    new = [replica_page(100 * second, 0, 0) for second in range(5)]
+    readings: list[dict[str, str | None]] = [{"other": page} for page in other]
+    for second in range(5):
+        readings[second]["old"] = old[second]
+        readings[5 + second]["new"] = new[second]
+    # Nine seconds of the other, and four of each of the two before and after.
+    assert tokens_per_s(readings)[0] == pytest.approx((900 + 400 + 400) / 9)
+    # Under the name of the one that it replaces its counters go back.
+    renamed = [{"other": page["other"], "old": page.get("old", page.get("new"))} for page in readings]
+    assert tokens_per_s(renamed)[0] == pytest.approx((900 + 400) / 9)
+
+
+def test_a_gateway_that_began_anew_under_its_name_has_the_latencies_of_now() -> None:
+    pages = [watch.read_page(gateway_page(fast, slow), "") for fast, slow in ((900, 0), (0, 10))]
+    scheduler = watch.read_page(scheduler_page(0), "")
+    shown = watch.frame(
+        [watch.Snapshot(float(n), {"gateway": page, "scheduler": scheduler}) for n, page in enumerate(pages)]
+    )
+    assert shown.lanes[0].ttft_p50_s == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("missed", [[0], [9], [4], [0, 1, 9]])
+def test_a_page_that_was_missed_is_no_burst(missed: list[int]) -> None:
+    readings: list[dict[str, str | None]] = [
+        {name: replica_page(start + 100 * second, 0, 0) for name, start in (("a", 1_000), ("b", 500_000))}
+        for second in range(10)
+    ]
+    for second in missed:
+        readings[second]["b"] = None
+    rate, left_out = tokens_per_s(readings)
+    assert rate == pytest.approx(200)
+    assert left_out == ()
+
+
+def test_a_page_that_was_read_once_is_said_to_be_left_out() -> None:
+    a, b = replica_page(1_000, 0, 0), replica_page(500_000, 0, 0)
+    rate, left_out = tokens_per_s([{"a": a, "b": None}, {"a": replica_page(1_100, 0, 0), "b": b}])
+    assert rate == 100
+    assert left_out == ("b",)
 
 
 @pytest.mark.parametrize(

@@ -166,3 +166,13 @@ def test_the_module_does_not_import_vllm() -> None:
     """The environment that vLLM reads at import must be set first."""
     code = "import sys, serving.engines.vllm; sys.exit(any(n == 'vllm' or n == 'torch' for n in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["VLLM_PORT", "PROMETHEUS_MULTIPROC_DIR"])
+def test_a_variable_that_would_end_the_engine_later_ends_it_at_once(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node of a cluster has an environment that `tandem up` never saw."""
+    monkeypatch.setenv(name, "tcp://10.0.0.1:8000")
+    with pytest.raises(ConfigError, match=f"environment of the engine: {name}='tcp"):
+        VllmEngine(batched(), ModelConfig(), tmp_path, ["m"])

@@ -149,6 +149,12 @@ def test_the_head_offers_none() -> None:
     assert "resources" not in ray_cluster()["headGroupSpec"]["rayStartParams"]
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_no_service_of_the_namespace_sets_a_variable_in_a_pod(name: str) -> None:
+    """A Service named `vllm` would set VLLM_PORT to an address."""
+    assert [one["spec"]["enableServiceLinks"] for one in pod_templates(name)] == [False, False]
+
+
 def test_ray_scales_the_pods_only_where_lanes_scale() -> None:
     assert [ray_cluster(name)["enableInTreeAutoscaling"] for name in ("lab", "scale")] == [False, True]
     # Its autoscaler runs beside the head and talks to Kubernetes; workers do not.

@@ -61,7 +61,7 @@ def test_what_the_client_did_wrong_or_left_is_not_judged(reason: Reason) -> None
 
 
 def test_tenants_are_counted_by_outcome_and_tokens() -> None:
-    metrics = GatewayMetrics(["a"], SLO)
+    metrics = GatewayMetrics(["a"], SLO, ["gold"])
     metrics.ended("a", Outcome.COMPLETED, None, "gold")
     metrics.completed("a", timeline(), 3, is_stream=True, tenant="gold")
     read = metrics.registry.get_sample_value

@@ -19,8 +19,8 @@ import psutil
 from serving.config import GatewayConfig, LabConfig, LaneConfig
 from serving.core.errors import AlreadyRunningError, TandemError
 from serving.core.lane import Strategy
+from serving.core.run_mark import RUN_ID_VARIABLE
 from serving.lab import shared_memory, supervisor
-from serving.lab.cleanup import RUN_ID_VARIABLE
 
 
 @dataclass(frozen=True)

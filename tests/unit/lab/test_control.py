@@ -18,9 +18,11 @@ import psutil
 import pytest
 
 from serving.core.errors import AlreadyRunningError, StartFailedError, TandemError
+from serving.core.run_mark import RUN_ID_VARIABLE
+from serving.environment import temp_dirs
 from serving.lab import cleanup, control
 from serving.lab import state as lab_state
-from serving.lab.cleanup import RUN_ID_VARIABLE, SweepError, clean_up, clear_stale, processes_of, sweep
+from serving.lab.cleanup import SweepError, clean_up, clear_stale, processes_of, sweep
 from serving.lab.shared_memory import SHM_DIR, recorded
 from serving.lab.state import LabPhase, LabState
 
@@ -115,6 +117,7 @@ def test_detached_start_then_down(run_id: str, port: int, state_dir: Path) -> No
     assert (state.phase, state.url, state.run_id) == (LabPhase.READY, f"http://127.0.0.1:{port}", run_id)
     assert state.is_alive
     assert os.getsid(state.pid) == state.pid
+    assert state.temp_dirs == tuple(map(str, temp_dirs()))
     assert len(processes_of(run_id)) == 2  # the supervisor and the process that its lab started
     said: list[str] = []
     stopped = control.stop_running(timeout_s=30, say=said.append)
@@ -156,6 +159,23 @@ def test_a_start_does_not_forget_what_still_runs_on_a_cluster(
         else:
             clear_stale(state_dir, ignore)
     assert lab_state.read(state_dir) == (dead if is_left else None)
+
+
+def test_down_removes_the_sockets_of_a_supervisor_that_was_killed(
+    run_id: str, port: int, state_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # pytest's path is too long for a socket
+    left = Path(f"ray/session_2026_{os.getpid()}/sockets/plasma_store")
+    left.parent.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(left))
+    state_dir.mkdir(exist_ok=True)
+    dead = LabState(
+        os.getpid(), 0, run_id, "c", "u", "127.0.0.1", (port,), None, LabPhase.READY, "", 0.0, None, (".",)
+    )
+    lab_state.write(state_dir, dead)
+    assert control.stop_running(timeout_s=1, say=ignore) == dead
+    assert not left.exists()
 
 
 def test_down_without_a_lab_finds_nothing() -> None:

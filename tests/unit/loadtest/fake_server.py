@@ -124,6 +124,7 @@ class FakeLane:
         max_running: requests at once; others wait in order.
         slower_per_user: what each further running request adds to a gap, as a share of it.
         story_tokens_per_chunk: the same for prompts that are no copy.
+        says_done: with `[DONE]` at the end; without it the last chunk gives a reason.
         fail_every: every n-th request breaks off after two chunks; 0 for none.
     """
 
@@ -135,6 +136,7 @@ class FakeLane:
     max_running: int = 16
     slower_per_user: float = 0.0
     fail_every: int = 0
+    says_done: bool = True
     memory_bytes: int = 1 << 30
 
 
@@ -286,7 +288,11 @@ class FakeLab:
             writer.write(http_chunk(text_event("word " * size)))
             await writer.drain()
         self.served[name].append(Served(stamps[1] - stamps[0], (stamps[-1] - stamps[1]) / (tokens - 1)))
-        writer.write(http_chunk(usage_event(150, tokens)) + http_chunk(DONE) + END)
+        if not lane.says_done:
+            writer.write(http_chunk(event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})))
+        writer.write(
+            http_chunk(usage_event(150, tokens)) + (http_chunk(DONE) if lane.says_done else b"") + END
+        )
         await writer.drain()
         return tuple(stamps[1:])
 

@@ -378,12 +378,29 @@ def test_a_server_that_is_not_there_ends_the_test(tmp_path: Path) -> None:
 
 def test_the_server_is_asked_who_it_is() -> None:
     with fake_lab({"quick": QUICK}) as (url, _):
-        assert find_server(url) == Server(Dialect.TANDEM, "smollm2-135m")
-        assert find_server(url, "vllm") == Server(Dialect.VLLM, "smollm2-135m")
-        assert find_server(url, model="other") == Server(Dialect.TANDEM, "other")
+        assert find_server(url, say=pytest.fail) == Server(Dialect.TANDEM, "smollm2-135m")
+        assert find_server(url, "vllm", say=pytest.fail) == Server(Dialect.VLLM, "smollm2-135m")
+        assert find_server(url, model="other", say=pytest.fail) == Server(Dialect.TANDEM, "other")
         with pytest.raises(ServerError, match=r"/nowhere/v1/models: answered 404"):
-            find_server(f"{url}/nowhere")
-    assert find_server("http://127.0.0.1:1", "openai", "m") == Server(Dialect.OPENAI, "m")
+            find_server(f"{url}/nowhere", say=pytest.fail)
+    assert find_server("http://127.0.0.1:1", "openai", "m", say=pytest.fail) == Server(Dialect.OPENAI, "m")
+
+
+def test_a_model_that_is_named_is_not_asked_for_again() -> None:
+    said: list[str] = []
+    with fake_lab({"quick": QUICK}) as (url, _):
+        # A server without the list of models, which an inference server need not have.
+        assert find_server(f"{url}/nowhere", model="m", say=said.append) == Server(Dialect.OPENAI, "m")
+        with pytest.raises(ServerError, match=r"answered 404 Not Found; name one \(--model\)"):
+            find_server(f"{url}/nowhere", say=pytest.fail)
+    assert len(said) == 1
+    assert said[0].startswith(
+        f"{url}/nowhere/v1/models: answered 404 Not Found; it is taken for a plain OpenAI server"
+    )
+    assert "--model" not in said[0]
+    # Nobody there is another matter: that would be a run without a server.
+    with pytest.raises(ServerError, match=r"cannot be reached: Connection refused$"):
+        find_server(f"http://127.0.0.1:{free_port()}", model="m", say=pytest.fail)
 
 
 class Entry:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+from annotated_types import Le
 from prometheus_client import CollectorRegistry
+from pydantic import BaseModel
 
+from serving.config import GatewayConfig, SchedulerConfig
 from serving.metrics import registry as make
 from serving.metrics.names import LATENCY_BUCKETS_S, METRICS, Metric
 
@@ -40,6 +43,21 @@ def test_exported_under_its_own_name(metric: Metric) -> None:
     text = make.exposition(registry).decode()
     suffix = "_bucket" if metric.kind == "histogram" else ""
     assert f"\n{metric.name}{suffix}" in text
+
+
+def longest_s(config: type[BaseModel], setting: str) -> float:
+    """The bound of a setting."""
+    (bound,) = [one.le for one in config.model_fields[setting].metadata if isinstance(one, Le)]
+    assert isinstance(bound, int | float)
+    return bound
+
+
+def test_what_a_config_lets_a_first_token_take_lies_within_the_buckets() -> None:
+    # An attempt, and one more on another replica.
+    attempts_s = 2 * (
+        longest_s(GatewayConfig, "connect_timeout_s") + longest_s(GatewayConfig, "first_byte_timeout_s")
+    )
+    assert LATENCY_BUCKETS_S[-1] >= longest_s(SchedulerConfig, "max_queue_wait_s") + attempts_s
 
 
 def test_buckets_rise_and_hold_the_usual_slo_edges() -> None:

@@ -165,6 +165,28 @@ async def test_usage_in_each_chunk_counts_as_it_goes(body: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize(
+    ("prompt", "got"),
+    [
+        ([1, 2], "token ids"),
+        ([[1], [2, 3]], "token ids"),
+        ([], "an empty list"),
+        (None, "NoneType"),
+        ([{"SECRET": 1}], "a list with other things in it"),
+    ],
+)
+async def test_a_prompt_that_is_not_taken_is_told_what_is(prompt: Any, got: str) -> None:
+    async with simulated() as running:
+        caller = await running.post(PROMPT | {"prompt": prompt})
+    assert caller.status == 400
+    said = caller.json["error"]["message"]
+    assert (
+        f"prompt must be a text or a list of texts, got {got}; the simulated engine has no tokenizer" in said
+    )
+    assert "takes no token ids" in said
+    assert "SECRET" not in said
+
+
+@pytest.mark.parametrize(
     ("body", "prompt_tokens"),
     [(CHAT | {"n": 3}, [1, 1, 1]), (PROMPT | {"prompt": ["a", "a b", "a b c"]}, [1, 2, 3])],
     ids=["n", "prompts"],

@@ -57,6 +57,19 @@ def test_two_gateways_are_summed_and_earlier_requests_are_not_counted() -> None:
     assert len(found) == 5
 
 
+def test_an_empty_answer_is_no_reason_not_to_compare_the_others() -> None:
+    gateway = Gateway()
+    before = [gateway.scrape()]
+    gateway.complete(0.098)
+    gateway.metrics.ended("batched", Outcome.COMPLETED, None)
+    gateway.metrics.completed("batched", RequestTimeline(0.0, 0.0, (), 0.2, 1), 100, is_stream=True)
+    records = [record("batched"), record("batched", number=1, chunks=0, tokens=1)]
+    found = compared([gateway], before, records)
+    assert found["mean TTFT from sent (s)"].client == pytest.approx(0.1)
+    assert all(each.agrees for each in found.values())
+    assert len(found) == 5
+
+
 def test_a_token_too_few_is_found() -> None:
     gateway = Gateway()
     before = [gateway.scrape()]

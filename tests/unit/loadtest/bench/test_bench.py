@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.client.record import ClientReason, RequestRecord, read_records
-from loadtest.run.directory import read_run
+from loadtest.run.directory import REQUESTS_FILE, read_run
 from serving.core.latency import ttft_s
 from serving.core.request import Outcome
 from tests.unit.loadtest.fake_server import FakeLane, fake_lab
@@ -436,6 +436,39 @@ def test_a_wrong_port_of_metrics_is_told_before_anything_is_made(
     assert done.returncode == 2
     assert f"TANDEM_LOAD_METRICS_PORT={port!r} must be a port" in re.sub(r"\s+", " ", done.stderr)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_of_all_processes_metrics_is_told_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "/absent")
+    done = bench("http://127.0.0.1:1", tmp_path)
+    assert done.returncode == 2
+    assert "PROMETHEUS_MULTIPROC_DIR='/absent': unset it" in re.sub(r"\s+", " ", done.stderr)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_of_a_trace_and_of_prompts_is_not_sent_is_said(tmp_path: Path) -> None:
+    trace, prompts = tmp_path / "t.csv", tmp_path / "p.jsonl"
+    trace.write_text("Timestamp,Request tokens,Response tokens\n0,3,2\n0,3,0\n")
+    prompts.write_text('{"prompt": "a", "temperature": 1}\n')
+    with fake_lab({"quick": QUICK}) as (url, _):
+        done = bench(url, tmp_path / "runs", "--load", f"trace:{trace}", "--workloads", f"file:{prompts}")
+    assert f"{trace}: 1 of 2 rows are left out" in done.stderr
+    assert f"{prompts}: keys that are not sent: temperature" in done.stderr
+
+
+@pytest.mark.parametrize(("flags", "exit_code"), [((), 0), (("--needs-done",), 1)])
+def test_answers_without_done_are_whole_unless_it_is_insisted_on(
+    flags: tuple[str, ...], exit_code: int, tmp_path: Path
+) -> None:
+    with fake_lab({"quick": replace(QUICK, says_done=False)}) as (url, _):
+        done = bench(
+            url, tmp_path, "--concurrency", "1", "--workloads", "copy", "--output-tokens", "4", *flags
+        )
+    assert done.returncode == exit_code, done.stderr
+    reasons = {record.reason for record in read_records(tmp_path / "latest" / REQUESTS_FILE)}
+    assert reasons == ({None} if exit_code == 0 else {"cut_off"})
 
 
 def test_a_plan_file_is_followed(tmp_path: Path) -> None:

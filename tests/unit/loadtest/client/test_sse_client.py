@@ -223,6 +223,77 @@ def test_half_a_stream_is_a_failure(stream: bytes, reason: ClientReason, chunks:
     assert record.finished_at_s >= record.scheduled_at_s
 
 
+def finish_event(*choices: int, reason: str | None = "stop") -> bytes:
+    return event({"choices": [{"index": one, "delta": {}, "finish_reason": reason} for one in choices]})
+
+
+ANSWER = http_chunk(text_event("a"))
+USAGE = http_chunk(usage_event(5, 3))
+
+
+@pytest.mark.parametrize(
+    ("stream", "is_whole"),
+    [
+        pytest.param(ANSWER + http_chunk(finish_event(0)) + USAGE + END, True, id="whole"),
+        pytest.param(ANSWER + http_chunk(finish_event(0)) + END, False, id="no usage"),
+        pytest.param(ANSWER + http_chunk(finish_event(0, reason=None)) + USAGE + END, False, id="no reason"),
+        pytest.param(ANSWER + http_chunk(finish_event(0)) + USAGE, False, id="no end of the body"),
+        pytest.param(
+            ANSWER + http_chunk(finish_event(0)) + USAGE + http_chunk(b"data: {") + END, False, id="half an event"
+        ),
+        pytest.param(
+            http_chunk(text_event('"finish_reason": "stop"')) + USAGE + END, False, id="the text says it"
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("needs_done", [False, True])
+def test_a_stream_that_is_whole_without_done_is_done(stream: bytes, is_whole: bool, needs_done: bool) -> None:
+    def script(talk: Conversation) -> None:
+        talk.receive()
+        talk.send(OK_HEAD + stream)
+
+    with scripted_server(script) as (url, _):
+        client = StreamingClient(ClientSettings(url, needs_done=needs_done))
+        record = client.send(LABEL, BODY, 0.0)
+        client.close()
+    is_completed = is_whole and not needs_done
+    assert (record.is_completed, record.reason) == (
+        is_completed,
+        None if is_completed else ClientReason.CUT_OFF,
+    )
+    assert record.finished_at_s >= record.chunk_at_s[-1]
+
+
+def test_each_of_several_choices_must_have_ended() -> None:
+    def script(talk: Conversation) -> None:
+        for finished in ((0,), (0, 1)):
+            talk.receive()
+            talk.send(OK_HEAD + ANSWER + http_chunk(finish_event(*finished)) + USAGE + END)
+
+    def again(talk: Conversation) -> None:
+        talk.receive()
+        talk.send(OK_HEAD + ANSWER + http_chunk(finish_event(0, 1)) + USAGE + END)
+
+    with scripted_server(script, again) as (url, _):
+        client = StreamingClient(ClientSettings(url))
+        records = [client.send(LABEL, BODY | {"n": 2}, 0.0) for _ in range(2)]
+        client.close()
+    assert [record.is_completed for record in records] == [False, True]
+
+
+@pytest.mark.parametrize("tokens", [0, 1])
+def test_an_empty_answer_is_complete_and_has_no_ttft(tokens: int) -> None:
+    def script(talk: Conversation) -> None:
+        talk.receive()
+        stream = http_chunk(finish_event(0)) + http_chunk(usage_event(5, tokens)) + http_chunk(DONE) + END
+        talk.send(OK_HEAD + stream)
+
+    with scripted_server(script) as (url, _):
+        record = send(url)
+    assert (record.is_completed, record.output_tokens, record.text) == (True, tokens, "")
+    assert record.timeline.first_token_at_s is None
+
+
 @pytest.mark.parametrize(
     ("head", "body", "outcome", "reason", "message"),
     [

@@ -122,6 +122,8 @@ def test_a_trace_is_replayed_with_its_lengths(tmp_path: Path) -> None:
         (6, 30, 7),
     ]
     assert schedule(TraceReplay(str(path), speed=2, max_duration_s=6), "any") == arrivals[:2]
+    window = schedule(TraceReplay(str(path), speed=2, max_duration_s=5, from_s=3), "any")
+    assert [(one.at_s, one.prompt_tokens) for one in window] == [(0.5, 20), (4.5, 30)]
 
 
 @pytest.mark.parametrize(
@@ -133,6 +135,8 @@ def test_a_trace_is_replayed_with_its_lengths(tmp_path: Path) -> None:
         ("trace:a.csv", TraceReplay("a.csv")),
         ("trace:a,b.csv,speed=2,2min", TraceReplay("a,b.csv", 2, 120)),
         ("trace:runs/a:b.csv,1h,speed=0.5", TraceReplay("runs/a:b.csv", 0.5, 3600)),
+        ("trace:a.csv,from=2h,60s", TraceReplay("a.csv", 1, 60, 7200)),
+        ("trace:a.jsonl,unit=ms,from=0s", TraceReplay("a.jsonl", unit="ms")),
     ],
 )
 def test_users_and_traces_are_read(text: str, load: ClosedLoop | TraceReplay) -> None:
@@ -165,6 +169,7 @@ def test_loads_that_differ_have_labels_that_differ() -> None:
         "trace:a.csv",
         "trace:a.csv,speed=2",
         "trace:a.csv,speed=2,30s",
+        "trace:a.csv,speed=2,30s,from=1h",
     ]
     assert len({parse_load(text).label for text in texts}) == len(texts)
 
@@ -200,6 +205,8 @@ def test_a_rate_has_one_label_however_long_it_is_offered(rate: str) -> None:
         ("trace:", "path"),
         ("trace:a.csv,speed=fast", "speed 'fast' is not a plain number"),
         ("trace:a.csv,speed=2,speed=3", "speed is given twice"),
+        ("trace:a.csv,from=soon", "duration 'soon' is not a number with ms"),
+        ("trace:a.csv,unit=h", "unit 'h' must be one of us, ms, s"),
     ],
 )
 def test_a_wrong_load_is_refused_with_its_value(text: str, fault: str) -> None:

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import gzip
 import json
+import shutil
+import subprocess
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from loadtest.offer import user_files
 from loadtest.offer.load import Arrival
 from loadtest.offer.prompt_tokens import BYTE_ESTIMATE
 from loadtest.offer.prompts import (
@@ -17,7 +21,7 @@ from loadtest.offer.prompts import (
     code_snippets,
     passages,
 )
-from loadtest.offer.request_body import ChatRequest
+from loadtest.offer.request_body import ChatRequest, build_body
 from loadtest.offer.workload import MIXED_WEIGHTS, WORKLOAD_NAMES, load_workload
 
 # In `shared-prefix` and `rag`, so in `mixed`, a beginning is shared on purpose; `multi-turn` grows one.
@@ -208,6 +212,148 @@ def test_a_bad_row_is_refused_with_its_place(tmp_path: Path, line: str, fault: s
     with pytest.raises(ValueError, match=fault) as error:
         load_workload(f"file:{path}")
     assert str(path) in str(error.value)
+
+
+def prompts_of(path: Path, *rows: object) -> list[ChatRequest]:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    load = load_workload(f"file:{path}", output_tokens=30)
+    found = [load.request(1, number) for number in range(len(rows))]
+    return sorted(found, key=lambda one: json.dumps(one.messages))
+
+
+SHAREGPT = [
+    {"id": "a", "conversations": [{"from": "system", "value": "s"}, {"from": "human", "value": "One?"},
+                                  {"from": "gpt", "value": "1"}, {"from": "human", "value": "More?"}]},
+    {"id": "b", "conversations": [{"from": "gpt", "value": "Hi"}]},
+    {"id": "c", "conversations": [{"from": "gpt", "value": "Hi"}, {"from": "user", "value": "Two?"}]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("chunk_chars", [7, 1_000_000])
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("is_gzipped", [False, True])
+def test_sharegpt_s_array_asks_the_first_question_of_each_conversation(
+    indent: int | None,
+    is_gzipped: bool,
+    chunk_chars: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(user_files, "CHUNK_CHARS", chunk_chars)
+    path = tmp_path / ("t.json.gz" if is_gzipped else "t.json")
+    data = json.dumps(SHAREGPT, indent=indent).encode()
+    path.write_bytes(gzip.compress(data) if is_gzipped else data)
+    load = load_workload(f"file:{path}")
+    assert {text(load.request(1, number)) for number in range(2)} == {"user: One?", "user: Two?"}
+    assert load.notes == (
+        f"{path}: of each of 3 conversations the first question is sent",
+        f"{path}: 1 conversations are left out: nobody asks anything in them",
+    )
+
+
+@pytest.mark.parametrize("cut", [1, 40, 200])
+def test_an_array_that_is_cut_is_refused_with_its_item(cut: int, tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(SHAREGPT)[:-cut])
+    with pytest.raises(ValueError, match=r"t\.json, item \d: not JSON"):
+        load_workload(f"file:{path}")
+
+
+def test_wildchat_s_conversations(tmp_path: Path) -> None:
+    turns = [
+        {"role": "user", "content": "Why?", "language": "English"},
+        {"role": "assistant", "content": "So."},
+    ]
+    (request,) = prompts_of(
+        tmp_path / "t.jsonl", {"conversation_hash": "x", "conversation": turns, "turn": 1}
+    )
+    assert text(request) == "user: Why?"
+
+
+def test_an_openai_batch_file_is_heard_and_what_is_not_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    rows = [
+        {"custom_id": str(size), "method": "POST", "url": "/v1/chat/completions", "body": {
+            "model": "m", "messages": [{"role": "user", "content": f"{size}?"}], key: size, "temperature": 1}}
+        for size, key in ((7, "max_tokens"), (9, "max_completion_tokens"))
+    ]  # fmt: skip
+    assert [(text(one), one.output_tokens) for one in prompts_of(path, *rows)] == [
+        ("user: 7?", 7), ("user: 9?", 9),
+    ]  # fmt: skip
+    notes = load_workload(f"file:{path}", output_tokens=30).notes
+    assert notes == (f"{path}: keys that are not sent: model, temperature",)
+
+
+def test_a_row_s_max_tokens_is_the_length_of_its_answer(tmp_path: Path) -> None:
+    (request,) = prompts_of(tmp_path / "t.jsonl", {"prompt": "a", "max_tokens": 11})
+    assert request.output_tokens == 11
+    assert load_workload(f"file:{tmp_path / 't.jsonl'}").notes == ()
+
+
+def test_tools_and_content_parts_are_sent_as_they_are(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    parts = [{"type": "text", "text": "Look"}, {"type": "image_url", "image_url": {}}]
+    messages: list[dict[str, object]] = [
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": ""},
+    ]
+    row = {"messages": messages, "tools": tools, "tool_choice": "auto"}
+    (request,) = prompts_of(tmp_path / "t.jsonl", row)
+    body = build_body(request, model="m", seed=1)
+    assert [body[key] for key in ("messages", "tools", "tool_choice")] == [messages, tools, "auto"]
+    salted = build_body(request, model="m", seed=1, salts_text=True)["messages"]
+    assert salted[0]["content"][0]["text"].startswith("Run ")
+    assert salted[0]["content"][1:] == parts
+    assert request.messages == tuple(messages)
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        ({"prompt": "a", "output_tokens": 5, "max_tokens": 6}, "output_tokens=5, max_tokens=6 contradict"),
+        ({"prompt": "a", "max_tokens": 0}, r"max_tokens=0 must be a whole number in 1\.\."),
+        ({"prompt": "a", "tools": "f"}, "tools='f' must be a list of objects"),
+        (
+            {"instruction": "i", "output": "o"},
+            r"the keys of Alpaca; make prompts of it: jq -c .* > .*t\.prompts\.jsonl",
+        ),
+        ({"instruction": "i", "response": "o"}, "the keys of Dolly; "),
+        ({"custom_id": "1", "body": {"model": "m", "input": "i"}}, "the keys of OpenAI's Responses API; "),
+        ({"question": "q"}, r"has question; name yours: jq -c .*\.YOURS"),
+    ],
+)
+def test_a_row_of_another_layout_is_named_with_the_line_that_converts_it(
+    row: object, fault: str, tmp_path: Path
+) -> None:
+    (tmp_path / "t.jsonl").write_text(json.dumps(row))
+    with pytest.raises(ValueError, match=fault):
+        load_workload(f"file:{tmp_path / 't.jsonl'}")
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="there is no jq")
+@pytest.mark.parametrize("name", ["t.json", "t.jsonl", "t.jsonl.gz", "t.txt"])
+def test_the_line_that_converts_works(name: str, tmp_path: Path) -> None:
+    rows = [{"instruction": "Add", "input": "1 1", "output": "2"}, {"instruction": "Stop", "output": "."}]
+    data = json.dumps(rows) if name == "t.json" else "\n".join(map(json.dumps, rows))
+    if name == "t.txt":
+        data = "Add\n1 1"
+    (tmp_path / name).write_bytes(gzip.compress(data.encode()) if name.endswith(".gz") else data.encode())
+    with pytest.raises(ValueError, match="jq") as error:
+        load_workload(f"file:{tmp_path / name}")
+    said = str(error.value)
+    command = said[said.index("gzip -dc") :] if name.endswith(".gz") else said[said.index("jq -") :]
+    subprocess.run(["sh", "-c", command], check=True)
+    made = load_workload(f"file:{tmp_path / 't.prompts.jsonl'}")
+    wanted = {"user: Add", "user: 1 1"} if name == "t.txt" else {"user: Add\n1 1", "user: Stop\n"}
+    assert {text(made.request(1, number)) for number in range(2)} == wanted
+
+
+def test_a_file_of_text_is_told_how_to_become_json(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("What is a lock?\n")
+    with pytest.raises(ValueError, match=r"line 1: not JSON.*; a text file with a prompt a line: jq -Rc"):
+        load_workload(f"file:{tmp_path / 't.txt'}")
 
 
 def test_workloads_that_cannot_be_are_refused(tmp_path: Path) -> None:
