@@ -38,8 +38,11 @@ class Pausable(Protocol):
 class ClientConnection(Protocol):
     """The connection that an answer goes to, for bytes that need not wait for a turn of the event loop."""
 
-    def write_chunk(self, data: bytes) -> None:
-        """Send a part of a body whose head has been sent."""
+    def hold_next(self) -> None:
+        """Send what is written next together with what is written after it."""
+
+    def write_chunk(self, data: bytes, *, hold: bool = False) -> None:
+        """Send a part of a body whose head has been sent; `hold`: together with what is written after it."""
 
     def cut_off(self) -> None:
         """End the connection at once, whatever is still to be sent."""
@@ -76,6 +79,8 @@ class ClientResponse:
         if self._has_begun:
             return
         self._has_begun = True
+        if self.connection is not None:
+            self.connection.hold_next()  # a part of the body follows at once
         headers = {"content-type": content_type, **self.placed, **(extra or {})}
         encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": encoded})

@@ -57,12 +57,37 @@ class Door:
         await error_response(RefusedError(Reason.TOO_MANY_CONNECTIONS, message, 1))(scope, receive, send)
 
 
+class _HoldingTransport:
+    """A transport that can hold back one write for the next: each is a call of the kernel, dearer than all else.
+
+    Attributes:
+        holds_next: the next write is held.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._held = b""
+        self.holds_next = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if self._held:
+            data, self._held = self._held + data, b""
+        if self.holds_next:
+            self.holds_next, self._held = False, data
+        else:
+            self._transport.write(data)
+
+
 class GatewayProtocol(HttpToolsProtocol):
     """One client's connection; also a `ClientConnection`."""
 
     def __init__(self, *args: Any, door: Door, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.app: ASGIApp
+        self.transport: _HoldingTransport  # type: ignore[assignment]
         self._door = door
         self._head = bytearray()  # of a request that is not yet given to the parser
         self._is_between = True  # requests: the parser holds no part of one
@@ -73,8 +98,12 @@ class GatewayProtocol(HttpToolsProtocol):
 
     # ClientConnection
 
-    def write_chunk(self, data: bytes) -> None:
+    def hold_next(self) -> None:
+        self.transport.holds_next = True
+
+    def write_chunk(self, data: bytes, *, hold: bool = False) -> None:
         if not self.transport.is_closing():
+            self.transport.holds_next = hold
             self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def cut_off(self) -> None:
@@ -104,7 +133,7 @@ class GatewayProtocol(HttpToolsProtocol):
     # The connection's life
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(_HoldingTransport(transport))  # type: ignore[arg-type]
         if len(self.connections) > self._door.max_connections:
             self.app = self._door.full
         self._await_head()

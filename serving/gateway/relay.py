@@ -51,9 +51,9 @@ async def _pour(upstream: UpstreamAnswer, client: ClientResponse, notes: StreamN
     connection = client.connection
     assert connection is not None
 
-    def pass_on(block: bytes) -> None:
+    def pass_on(block: bytes, is_last: bool) -> None:
         if data := _noted(notes, block):
-            connection.write_chunk(data)
+            connection.write_chunk(data, hold=is_last)
         _check(notes)
 
     connection.hold_back(upstream)

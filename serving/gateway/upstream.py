@@ -18,7 +18,7 @@ from serving.gateway.client_response import ClientStalledError
 IDLE_CONNECTION_S = 15.0  # less than a replica keeps one open (`serving/http_server.py`)
 MAX_KEPT_BYTES = 256 * 1024  # received and not yet taken; above it the replica has to wait
 
-Sink = Callable[[bytes], None]
+Sink = Callable[[bytes, bool], None]  # a block, and whether it is the last
 
 
 class UpstreamAnswer:
@@ -85,7 +85,7 @@ class UpstreamAnswer:
         """
         self._sink = sink
         if self._blocks:
-            sink(self._take())
+            sink(self._take(), self._is_whole)
         while not self._is_whole and self._fault is None:
             await self._news()
         self._raise_fault()
@@ -121,7 +121,7 @@ class UpstreamAnswer:
         self._heard_at_s = self._loop.time()
         self._wake()
 
-    def take_block(self, block: bytes) -> None:
+    def take_block(self, block: bytes, *, is_last: bool) -> None:
         """A part of the body has come."""
         self._heard_at_s = self._loop.time()
         if self._phase == "first byte":
@@ -135,7 +135,7 @@ class UpstreamAnswer:
             self._wake()
             return
         try:
-            self._sink(block)
+            self._sink(block, is_last)
         except Exception as error:  # noqa: BLE001 - raised where the end is awaited, not in the event loop
             self.break_off(error)
 
@@ -287,7 +287,7 @@ class _Connection(asyncio.Protocol):
         if self._body:
             block = self._body[0] if len(self._body) == 1 else b"".join(self._body)
             self._body.clear()
-            answer.take_block(block)
+            answer.take_block(block, is_last=self._answer is None)
         if self._answer is None:  # the message was complete
             answer.finish()
 
