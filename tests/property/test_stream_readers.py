@@ -79,6 +79,8 @@ RAW = st.lists(
 ).map(lambda parts: HEAD + b"".join(parts) + TAIL)
 EVENTS = st.one_of(
     RAW,
+    st.just(HEAD + b"a" + TAIL),
+    RAW,
     RAW,
     st.builds(
         lambda payload, ascii_only, compact, end: (
@@ -109,7 +111,7 @@ def read(data: bytes, cuts: list[int], *, is_quick: bool, strips: bool) -> tuple
     return passed, notes.chunk_at_s, notes.chunk_choice, usage, notes.has_ended, notes.error
 
 
-@settings(max_examples=1000)
+@settings(max_examples=1500)
 @given(st.lists(EVENTS, max_size=25), st.lists(st.integers(0, 10_000), max_size=6), st.booleans())
 def test_both_readers_say_the_same_of_any_stream(events: list[bytes], cuts: list[int], strips: bool) -> None:
     data = b"".join(events)
