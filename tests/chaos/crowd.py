@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import json
+import re
 import signal
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -101,6 +102,14 @@ def role_process(lab: RunningLab, role: str) -> psutil.Process:
     """The first process of that role in the service discovery."""
     addresses = [entry["targets"][0] for entry in lab.get("/targets") if entry["labels"]["role"] == role]
     return lab.process_behind(addresses[0])
+
+
+def requests_ended(lab: RunningLab) -> int:
+    """As all gateways that run count them."""
+    addresses = [entry["targets"][0] for entry in lab.get("/targets") if entry["labels"]["role"] == "gateway"]
+    pages = [httpx.get(f"http://{address}/metrics").text for address in addresses]
+    counts = re.findall(r"^tandem_requests_total\{.*\} ([0-9.e+]+)$", "\n".join(pages), re.MULTILINE)
+    return round(sum(map(float, counts)))
 
 
 def kill(process: psutil.Process) -> None:

@@ -17,6 +17,7 @@ from tests.chaos.crowd import (
     crowd,
     kill,
     replica_process,
+    requests_ended,
     role_process,
     stream,
     until,
@@ -156,21 +157,79 @@ def test_the_scheduler_killed_under_load_loses_and_doubles_nothing(lab: RunningL
     assert [one.tokens for one in seen] == [400] * 60, "each answered once, and whole"
 
 
-def test_a_gateway_that_dies_gives_its_leases_back(lab: RunningLab) -> None:
-    async def work(client: aiohttp.ClientSession) -> list[Stream]:
+def test_a_gateway_that_dies_takes_its_own_streams_and_the_other_serves_on(lab: RunningLab) -> None:
+    async def work(client: aiohttp.ClientSession) -> tuple[list[Stream], list[Stream]]:
         seen = [Stream() for _ in range(20)]
-        tasks = [asyncio.create_task(stream(client, lab, 3000, one)) for one in seen]
+        tasks = [asyncio.create_task(stream(client, lab, 300, one)) for one in seen]
         await until(lambda: all(one.tokens > 0 for one in seen), "every stream has begun")
         kill(role_process(lab, "gateway"))
-        await until(lambda: any(one.error for one in seen), "some streams are torn")
+        # The kernel gives new connections to the one that is left.
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as newcomers:
+            later = await asyncio.gather(*(stream(newcomers, lab, 5, Stream()) for _ in range(20)))
+        await asyncio.gather(*tasks)
+        return seen, later
+
+    seen, later = crowd(work)
+    assert count(later) == {"done": 20}, "nobody who comes afterwards hears of it"
+    torn = [one for one in seen if one.error]
+    assert 0 < len(torn) < 20, "with twenty connections each gateway has some"
+    assert all(one.error.startswith("torn") for one in torn if one.error)
+    assert all(one.tokens == 300 for one in seen if not one.error), "the other gateway's streams end whole"
+    wait_until(lambda: at_rest(lab), "the dead gateway's leases are released")
+    wait_until(lambda: len(lab.get("/scheduler")["gateways"]) == 2, "a new gateway", limit_s=60)
+
+
+def test_a_scheduler_that_is_silent_for_ten_seconds_costs_no_stream_and_no_engine(lab: RunningLab) -> None:
+    before = {one["replica"] for one in lab.replicas("batched")}
+
+    async def work(client: aiohttp.ClientSession) -> list[Stream]:
+        seen = [Stream() for _ in range(20)]
+        tasks = [asyncio.create_task(stream(client, lab, 1500, one)) for one in seen]
+        await until(lambda: all(one.tokens > 0 for one in seen), "every stream has begun")
+        scheduler = role_process(lab, "scheduler")
+        scheduler.send_signal(signal.SIGSTOP)
+        try:
+            await asyncio.sleep(10)  # longer than a heartbeat and its answer may take
+        finally:
+            scheduler.send_signal(signal.SIGCONT)
+        await asyncio.gather(*tasks)
+        return seen
+
+    seen = crowd(work)
+    assert count(seen) == {"done": 20}
+    assert {one.tokens for one in seen} == {1500}
+    wait_until(lambda: len(lab.replicas("batched")) == len(before), "all replicas are back", limit_s=30)
+    assert {one["replica"] for one in lab.replicas("batched")} == before, "the same, with the same engines"
+
+
+def test_of_a_thousand_clients_that_drop_each_is_counted_once(lab: RunningLab) -> None:
+    before = requests_ended(lab)
+
+    async def work(client: aiohttp.ClientSession) -> None:
+        seen = [Stream() for _ in range(1000)]
+        tasks = [asyncio.create_task(stream(client, lab, 3000, one)) for one in seen]
+        # Every request has reached a gateway: it runs, waits, or was refused.
+        await until(
+            lambda: (
+                lab.get("/scheduler")["leases"] + lab.get("/scheduler")["waiting"] + count_refused(seen)
+                == 1000
+            ),
+            "each of them is known",
+            limit_s=60,
+        )
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        return seen
 
     crowd(work)
-    wait_until(lambda: at_rest(lab), "the dead gateway's leases are released")
-    wait_until(lambda: len(lab.get("/scheduler")["gateways"]) == 2, "a new gateway", limit_s=60)
+    wait_until(lambda: at_rest(lab), "leases, queue and tokens at 0")
+    wait_until(
+        lambda: requests_ended(lab) - before == 1000, "a thousand ended, not one more or less", limit_s=10
+    )
+
+
+def count_refused(seen: list[Stream]) -> int:
+    return sum(one.status is not None and one.status != 200 for one in seen)
 
 
 def test_the_processes_are_what_they_seem(lab: RunningLab) -> None:

@@ -16,6 +16,8 @@ from tests.running_lab import RunningLab, running_lab
 FILE_KEY = "file-6f1c0f6a2d9b4e7791d3"
 ENVIRONMENT_KEY = "environment-0b7e4c52ad1f48"
 UPLOAD_TIMEOUT_S = 1.0
+HEADER_TIMEOUT_S = 1.0
+ORIGIN = "https://chat.example.org"
 CONFIG: dict[str, Any] = {
     "model": {"name": "sim", "max_model_len": 4096},
     "lanes": [
@@ -55,7 +57,12 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LockedLab]:
     key_file = tmp_path_factory.mktemp("keys") / "keys"
     key_file.write_text(f"# of the tests\n{FILE_KEY}\n")
     key_file.chmod(0o600)
-    gateway = {"api_keys_file": str(key_file), "upload_timeout_s": UPLOAD_TIMEOUT_S}
+    gateway = {
+        "api_keys_file": str(key_file),
+        "upload_timeout_s": UPLOAD_TIMEOUT_S,
+        "header_timeout_s": HEADER_TIMEOUT_S,
+        "cors_allowed_origins": [ORIGIN],
+    }
     environment = {**os.environ, "TANDEM_API_KEYS": ENVIRONMENT_KEY, "TANDEM_LOAD_METRICS_PORT": "0"}
     with running_lab(CONFIG | {"gateway": gateway}, environment=environment) as started:
         yield LockedLab(started, key_file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 from collections.abc import Sequence
 from urllib.parse import urlsplit
@@ -10,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.security.conftest import FILE_KEY, UPLOAD_TIMEOUT_S, LockedLab
+from tests.security.conftest import FILE_KEY, HEADER_TIMEOUT_S, ORIGIN, UPLOAD_TIMEOUT_S, LockedLab
 
 KEY_LINE = f"host: lab\r\nauthorization: Bearer {FILE_KEY}\r\n".encode()
 END = b"connection: close\r\n\r\n"
@@ -90,6 +91,53 @@ def test_an_upload_that_does_not_end_is_cut_off(lab: LockedLab, key_line: bytes)
 def test_without_a_key_a_probe_learns_only_that_somebody_answers(lab: LockedLab) -> None:
     assert httpx.get(f"{lab.url}/-/healthz").text == "success"
     assert httpx.get(f"{lab.url}/-/routes").status_code == 401
+
+
+def test_a_head_that_does_not_end_is_a_408(lab: LockedLab) -> None:
+    answer = exchange(lab, [b"POST /v1/completions HTTP/1.1\r\nhost:"], limit_s=HEADER_TIMEOUT_S + 10)
+    assert status(answer) == 408
+    assert b"gateway.header_timeout_s=1" in answer
+
+
+ASKED = json.dumps({"model": "sim", "prompt": "x", "max_tokens": 2}).encode()
+
+
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
+def test_an_upgrade_is_not_made_and_loses_nothing(lab: LockedLab, protocol: bytes) -> None:
+    """As a stock Java client and `curl --http2` ask."""
+    head = b"POST /v1/completions HTTP/1.1\r\n" + KEY_LINE + b"content-length: %d\r\n" % len(ASKED)
+    head += (
+        b"connection: Upgrade, HTTP2-Settings\r\nupgrade: %b\r\nhttp2-settings: AAMAAABk\r\n\r\n" % protocol
+    )
+    where = urlsplit(lab.url)
+    with socket.create_connection((where.hostname, where.port or 0), timeout=20) as connection:
+        connection.sendall(head + ASKED)
+        answer = connection.recv(65_536)
+    assert status(answer) == 200
+    assert b"simulated simulated" in answer
+
+
+def test_a_page_of_an_allowed_origin_may_ask_and_read(lab: LockedLab) -> None:
+    asks = {
+        "origin": ORIGIN,
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization,content-type",
+    }
+    leave = httpx.options(f"{lab.url}/v1/chat/completions", headers=asks)
+    assert (leave.status_code, leave.headers["access-control-allow-origin"]) == (200, ORIGIN)
+    key = {"authorization": f"Bearer {FILE_KEY}"}
+    body = {"model": "sim", "prompt": "x", "max_tokens": 2, "stream": True}
+    for headers, wanted in ((key, 200), ({}, 401)):
+        answer = httpx.post(f"{lab.url}/v1/completions", json=body, headers={"origin": ORIGIN, **headers})
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (wanted, ORIGIN)
+        exposed = answer.headers["access-control-expose-headers"]
+        assert "x-request-id" in exposed
+        assert "x-tandem-lane" in exposed
+        assert answer.headers["x-request-id"]
+    refused = httpx.options(
+        f"{lab.url}/v1/chat/completions", headers=asks | {"origin": "https://evil.example"}
+    )
+    assert "access-control-allow-origin" not in refused.headers
 
 
 def test_a_replicas_port_serves_what_the_lab_uses(lab: LockedLab) -> None:
