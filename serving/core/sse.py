@@ -68,6 +68,7 @@ class StreamEvent(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         parts: each choice of the answer that it is of, by its index, with the characters it brings of it.
+        finished: of them those that say why they end.
         is_usage_only: it carries usage and no choice, as `include_usage` asks for.
         is_done: it is the closing `[DONE]`.
         error: the server's error message when the event reports one.
@@ -75,6 +76,7 @@ class StreamEvent(msgspec.Struct, frozen=True, gc=False):
     """
 
     parts: tuple[tuple[int, str], ...] = ()
+    finished: tuple[int, ...] = ()
     is_usage_only: bool = False
     is_done: bool = False
     error: str | None = None
@@ -112,6 +114,7 @@ class _Part(msgspec.Struct, gc=False):
 
 class _Choice(_Part, gc=False):
     index: Any = 0
+    finish_reason: Any = None
     delta: _Part | None = None
     message: _Part | None = None
 
@@ -158,8 +161,10 @@ def parse_answer(data: bytes) -> StreamEvent:
     if answer.error:
         return StreamEvent(error=_error_text(answer.error))
     usage = answer.usage
+    choices = answer.choices or ()
     return StreamEvent(
-        parts=tuple([_choice_part(choice) for choice in answer.choices or ()]),
+        parts=tuple([_choice_part(choice) for choice in choices]),
+        finished=tuple([_index(choice) for choice in choices if choice.finish_reason]),
         is_usage_only=usage is not None and not answer.choices,
         prompt_tokens=usage.prompt_tokens if usage else None,
         output_tokens=usage.completion_tokens if usage else None,
@@ -172,13 +177,17 @@ def _error_text(error: Any) -> str:
 
 def _choice_part(choice: _Choice) -> tuple[int, str]:
     """Its index, 0 where the server gives none, and its text."""
-    index, part = choice.index, choice.delta or choice.message or choice
+    part = choice.delta or choice.message or choice
     # Text a reader sees later still counts: reasoning and tool arguments are generated tokens too.
     pieces = [part.text, part.content, part.reasoning, part.reasoning_content]
     if part.tool_calls:
         pieces += [call.function.arguments for call in part.tool_calls if call.function]
     text = "".join([piece for piece in pieces if piece and isinstance(piece, str)])
-    return index if isinstance(index, int) else 0, text
+    return _index(choice), text
+
+
+def _index(choice: _Choice) -> int:
+    return choice.index if isinstance(choice.index, int) else 0
 
 
 class EventShape:
@@ -201,7 +210,7 @@ class EventShape:
 
         That is so only where the text of one choice, and nothing else, is in it, and once.
         """
-        if len(said.parts) != 1 or said.output_tokens is not None or event.count(b"\n") != 2:
+        if len(said.parts) != 1 or said.finished or said.output_tokens is not None or event.count(b"\n") != 2:
             return None
         choice, text = said.parts[0]
         quoted = b'"%b"' % text.encode()

@@ -111,7 +111,8 @@ class GatewayMetrics:
         self._slo_count(lane, result).inc()
 
     def _is_met_by(self, timeline: RequestTimeline) -> bool:
-        if not timeline.chunk_at_s or ttft_s(timeline) >= self._slo.ttft_s:
+        # An answer without text has no first token to miss.
+        if timeline.chunk_at_s and ttft_s(timeline) >= self._slo.ttft_s:
             return False
         # Without the engine's usage there is no time per token to miss.
         tpot = tpot_s(timeline) if timeline.output_tokens is not None else None

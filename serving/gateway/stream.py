@@ -29,10 +29,21 @@ class StreamNotes:
     chunk_at_s: list[float] = field(default_factory=list)
     chunk_choice: list[int] = field(default_factory=list)
     usage: UsageNotes = field(default_factory=UsageNotes)
-    has_ended: bool = False
     error: str | None = None
+    _is_done: bool = False
+    _choices: set[int] = field(default_factory=set)
+    _finished: set[int] = field(default_factory=set)
     _splitter: EventSplitter = field(default_factory=EventSplitter)
     _shape: EventShape | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the answer is whole: it said `[DONE]`, or why each of its choices ended, with its usage.
+
+        Not every server says `[DONE]`; vLLM does.
+        """
+        is_finished = bool(self._finished) and self._finished >= self._choices
+        return self._is_done or (is_finished and self.usage.output_tokens is not None)
 
     def feed(self, data: bytes, now_s: float) -> bytes:
         """The whole events completed by `data`, for the client.
@@ -51,12 +62,14 @@ class StreamNotes:
             return self.error is None
         said = parse_event(event)
         for choice, text in said.parts:
+            self._choices.add(choice)
             if text:
                 self.chunk_at_s.append(now_s)
                 self.chunk_choice.append(choice)
         if said.output_tokens is not None:
             self.usage.take(said)
-        self.has_ended = self.has_ended or said.is_done
+        self._finished.update(said.finished)
+        self._is_done = self._is_done or said.is_done
         self.error = self.error or said.error
         if self.error is not None:
             return False  # what the engine says of its fault, and its [DONE] after it, are not the client's answer

@@ -38,7 +38,7 @@ def verdict(outcome: Outcome, reason: Reason | None, stamps: RequestTimeline) ->
         (timeline(ttft_s=1.0), (0, 1)),
         (timeline(tpot_s=0.101), (0, 1)),
         (timeline(tpot_s=0.101, output_tokens=None), (1, 0)),
-        (RequestTimeline(0.0, 0.0, (), 0.1, 5), (0, 1)),
+        (RequestTimeline(0.0, 0.0, (), 0.1, 5), (1, 0)),  # nothing that could be late
         # Two choices at once, each a token in 0.15 s; pooled, one in 0.05 s.
         (RequestTimeline(0.0, 0.0, (0.5, 0.5, 0.65, 0.65), 0.65, 4, (0, 1, 0, 1)), (0, 1)),
     ],

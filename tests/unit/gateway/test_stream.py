@@ -121,3 +121,26 @@ def test_every_error_has_the_shape_openai_clients_read(reason: Reason) -> None:
 def test_error_headers() -> None:
     assert error_headers(Reason.INTERNAL) == {"x-tandem-reason": "internal"}
     assert error_headers(Reason.QUEUE_FULL, 7)["retry-after"] == "7"
+
+
+def finish(index: int = 0, reason: str | None = "stop") -> bytes:
+    return event({"choices": [{"index": index, "delta": {"content": "x"}, "finish_reason": reason}]})
+
+
+@pytest.mark.parametrize(
+    ("stream", "has_ended"),
+    [
+        ([finish(), USAGE], True),
+        ([finish()], False),  # without usage it may have been cut off behind it
+        ([finish(reason=None), USAGE], False),
+        ([finish(0), finish(1, None), USAGE], False),
+        ([finish(0), finish(1, None), finish(1), USAGE], True),
+        ([USAGE], False),
+        ([DONE], True),
+    ],
+)
+def test_a_stream_without_done_is_whole_when_all_of_it_says_so(stream: list[bytes], has_ended: bool) -> None:
+    notes = StreamNotes(strip_usage=False)
+    for data in stream:
+        notes.feed(data, 0)
+    assert notes.has_ended is has_ended
