@@ -113,13 +113,25 @@ class UpstreamError(TandemError):
     """An engine replica could not be reached, fell silent, or broke off.
 
     Attributes:
-        blames_replica: False where it says nothing of the replica, and another would do no better.
+        blames_replica: False where it says nothing of the replica.
+        is_final: another replica would do no better.
+        is_answer: the replica's server is there and said that it failed.
     """
 
-    def __init__(self, reason: Reason, message: str, *, blames_replica: bool = True) -> None:
+    def __init__(
+        self,
+        reason: Reason,
+        message: str,
+        *,
+        blames_replica: bool = True,
+        is_final: bool = False,
+        is_answer: bool = False,
+    ) -> None:
         super().__init__(message)
         self.reason = reason
         self.blames_replica = blames_replica
+        self.is_final = is_final
+        self.is_answer = is_answer
 
 
 class LeaseError(TandemError):

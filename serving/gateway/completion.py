@@ -119,7 +119,7 @@ class Completion:
             age_s = self._account.age_s
             if client.has_begun or not self._account.replica_id or _is_late(request, age_s):
                 raise
-            if not error.blames_replica:
+            if error.is_final:
                 raise
             first = error
         logger.warning("request %s: %s; trying another replica", request.request_id, first)
@@ -159,15 +159,21 @@ class Completion:
                         "x-tandem-lane": granted.lane,
                         "x-tandem-replica": granted.replica_id,
                     }
-                    async with services.upstream.post(
-                        granted.url + self._path,
-                        self._request.body,
-                        request.request_id,
-                        account.trace_headers,
-                        is_stream=self._request.is_stream,
-                    ) as upstream:
-                        account.first_byte()
-                        return await relay(upstream, client, account.notes)
+                    try:
+                        async with services.upstream.post(
+                            granted.url + self._path,
+                            self._request.body,
+                            request.request_id,
+                            account.trace_headers,
+                            is_stream=self._request.is_stream,
+                        ) as upstream:
+                            account.first_byte()
+                            return await relay(upstream, client, account.notes)
+                    except UpstreamError as error:
+                        # What one request made of an engine that is well says nothing of the engine.
+                        if error.is_answer and await services.upstream.is_healthy(granted.url):
+                            error.blames_replica = False
+                        raise
 
 
 def _is_late(request: SchedulingRequest, age_s: float) -> bool:

@@ -11,6 +11,7 @@ import fcntl
 import json
 import re
 import termios
+import uuid
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -282,6 +283,7 @@ class GatewayProtocol(HttpToolsProtocol):
             body = json.dumps(error_object(reason, message)).encode()
             head = STATUS_LINE[ERROR_SHAPES[reason].status]
             head += b"content-type: application/json\r\nx-tandem-reason: %b\r\n" % str(reason).encode()
+            head += b"x-request-id: %b\r\n" % uuid.uuid4().hex.encode()
             head += b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body)
             self.transport.write(head + body)
         self.transport.close()

@@ -16,6 +16,7 @@ from serving.core.errors import Reason, UpstreamError
 from serving.gateway.client_response import ClientStalledError
 
 IDLE_CONNECTION_S = 15.0  # less than a replica keeps one open (`serving/http_server.py`)
+HEALTH_PATH = "/health"
 MAX_KEPT_BYTES = 256 * 1024  # received and not yet taken; above it the replica has to wait
 
 Sink = Callable[[bytes, bool], None]  # a block, and whether it is the last
@@ -210,6 +211,7 @@ class UpstreamAnswer:
                 Reason.UPSTREAM_TIMEOUT,
                 f"the answer was not ready in time (gateway.answer_timeout_s={config.answer_timeout_s:g})",
                 blames_replica=False,
+                is_final=True,
             )
         limits = f"gateway.first_byte_timeout_s={config.first_byte_timeout_s:g}, "
         limits += f"gateway.idle_timeout_s={config.idle_timeout_s:g}"
@@ -358,19 +360,35 @@ class UpstreamClient:
         Raises:
             UpstreamError: no connection, no answer in time, or the answer broke off.
         """
-        host, port, path, authority = _parts(url)
-        connection = await self._connect(host, port, url)
         headers = {
-            "host": authority,
             "content-type": "application/json",
             "content-length": str(len(body)),
             "x-request-id": request_id,
             **carried,
         }
+        async with self._ask("POST", url, headers, body, is_stream=is_stream) as answer:
+            yield answer
+
+    async def is_healthy(self, replica_url: str) -> bool:
+        """Whether a replica's own health check says so, within the limit for a connection."""
+        try:
+            async with asyncio.timeout(self._config.connect_timeout_s):
+                async with self._ask("GET", replica_url + HEALTH_PATH, {}, b"", is_stream=False) as answer:
+                    return answer.status == 200
+        except (UpstreamError, TimeoutError):
+            return False
+
+    @contextlib.asynccontextmanager
+    async def _ask(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes, *, is_stream: bool
+    ) -> AsyncIterator[UpstreamAnswer]:
+        host, port, path, authority = _parts(url)
+        connection = await self._connect(host, port, url)
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        head = f"{method} {path} HTTP/1.1\r\nhost: {authority}\r\n{lines}\r\n"
         answer = UpstreamAnswer(url, self._config, is_stream=is_stream)
         try:
-            connection.send(f"POST {path} HTTP/1.1\r\n{lines}\r\n".encode("latin-1"), body, answer)
+            connection.send(head.encode("latin-1"), body, answer)
             await answer.head()
             yield answer
         finally:

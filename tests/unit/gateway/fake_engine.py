@@ -64,9 +64,14 @@ Script = Callable[[Exchange], Awaitable[None]]
 
 @dataclass
 class FakeEngine:
-    """Plays `script` for every request; `num_open` are the requests it is at."""
+    """Plays `script` for every request; `num_open` are the requests it is at.
+
+    Attributes:
+        is_healthy: what its health check says.
+    """
 
     script: Script | None = None
+    is_healthy: bool = False
     url: str = ""
     num_open: int = 0
     requests: list[Exchange] = field(default_factory=list)
@@ -79,6 +84,9 @@ class FakeEngine:
                 headers = {name.lower(): value for name, value in pairs}
                 body = await reader.readexactly(int(headers.get("content-length", "0")))
                 exchange = Exchange(request_line.split(" ")[1], headers, body, reader, writer)
+                if exchange.path == "/health":
+                    await exchange.answer(b"", 200 if self.is_healthy else 503)
+                    continue
                 self.requests.append(exchange)
                 assert self.script is not None, "the test sent a request that it has no script for"
                 self.num_open += 1

@@ -15,6 +15,7 @@ from tests.unit.gateway.fake_engine import (
     USAGE,
     Exchange,
     FakeEngine,
+    Script,
     answers,
     dies_at_once,
     event,
@@ -84,6 +85,24 @@ async def test_it_runs_on_another_replica(breaks: Any, second: FakeEngine) -> No
         await until(lambda: lab.plane.counts == (0, 0))
         failures = {one["replica"]: one["failures_in_a_row"] for one in lab.plane.lane("batched")["replicas"]}
         assert sorted(failures.values()) == [0, 1], "the verdict is on the one that broke"
+
+
+@pytest.mark.parametrize(
+    "poisoned",
+    [answers(b"oops", 500), plays(event({"error": {"message": "no such grammar"}}), DONE)],
+    ids=["500", "an error event"],
+)
+async def test_what_one_request_makes_of_a_healthy_engine_opens_no_breaker(poisoned: Script) -> None:
+    """One client's schema, six times in a row, made a good neighbour wait until the breaker closed."""
+    async with gateway_lab(scheduler={"breaker_failures": 2}) as lab:
+        lab.engine.script, lab.engine.is_healthy = poisoned, True
+        for _ in range(6):
+            assert (await lab.post(STREAM)).status == 502
+        (replica,) = lab.plane.lane("batched")["replicas"]
+        assert (replica["breaker"], replica["failures_in_a_row"]) == ("closed", 0)
+        lab.engine.is_healthy = False
+        await lab.post(STREAM)
+        await until(lambda: bool(lab.plane.lane("batched")["replicas"][0]["breaker"] == "open"))
 
 
 async def test_a_lone_replica_gets_a_second_chance() -> None:
