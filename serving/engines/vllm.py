@@ -24,6 +24,7 @@ from serving.core.errors import ConfigError
 from serving.core.lane import EngineFacts
 from serving.engines.base import EngineTally, FinishedRequest
 from serving.engines.steps.log import PATH_VARIABLE, StepLog
+from serving.engines.stream_refusal import refuse_by_status
 
 logger = logging.getLogger(__name__)
 
@@ -171,8 +172,7 @@ class VllmEngine:
         tasks = await self._llm.get_supported_tasks()
         self._app = app = build_app(args, tasks, self._llm.model_config)
         await init_app_state(self._llm, app.state, args, tasks)
-        served: ASGIApp = app
-        return served
+        return refuse_by_status(app)
 
     def served_by(self, server: uvicorn.Server) -> None:
         # vLLM's error handlers look for it: to tell a client's mistake from a dead engine, and to end the latter.

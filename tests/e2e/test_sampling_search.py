@@ -49,7 +49,7 @@ def drafting_lab() -> Iterator[RunningLab]:
 def all_batches() -> Iterator[tuple[Case, ...]]:
     """Each option alone, one request at a time and four mixed; then pairs.
 
-    Pairs four mixed, and of those that matter within a step one at a time: with drafts, for its first step has none.
+    Pairs four mixed, and of those that matter within a step one at a time, with drafts: its first step has none.
     """
     for size in (1, 4):
         yield from batches(cases(1), size, SEED)
