@@ -102,6 +102,7 @@ OUTSIDE_A_STEP = {
     "return_tokens_as_token_ids", "watermarking", "vllm_xargs", "logits_processors", "priority", "cache_salt",
     "stream", "stream_interval", "min_p", "logit_bias", "logprob_token_ids", "suffix", "prompt/ids", "prompt/two",
 }  # fmt: skip
+TIMEOUT_S = 600  # a busy machine is no fault of the engine
 COPIES_ITSELF = "The ferry leaves at nine. The ferry leaves at nine. The ferry leaves at"
 IS_NEW = "Once upon a time"
 
@@ -186,7 +187,7 @@ async def _is_alive(client: httpx.AsyncClient) -> bool:
 async def ask(url: str, model: str, asked: Iterable[tuple[Case, ...]]) -> list[Outcome]:
     """Send batch after batch, the requests of each at once; stop when the engine has died."""
     outcomes: list[Outcome] = []
-    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S) as client:
         for batch in asked:
             found = await asyncio.gather(*(_send(client, model, case, len(batch)) for case in batch))
             outcomes += found
