@@ -1,5 +1,6 @@
 """vLLM behind its own OpenAI application. It imports vLLM late: the environment that vLLM reads at import must be
-set first. Else only `steps.vllm_schedulers` imports it, and that inside vLLM's own process."""
+set first. Else only `vllm_frontend` does, imported as late, and what vLLM imports by name in processes of its own:
+`steps.vllm_schedulers` and `vllm_worker`."""
 
 from __future__ import annotations
 
@@ -24,6 +25,7 @@ from serving.core.lane import EngineFacts
 from serving.core.run_mark import RUN_ID_VARIABLE, socket_folder_prefix
 from serving.engines.base import EngineTally, FinishedRequest
 from serving.engines.steps.log import PATH_VARIABLE, StepLog
+from serving.engines.stream_refusal import refuse_by_status
 from serving.environment import metrics_faults, vllm_faults
 
 logger = logging.getLogger(__name__)
@@ -79,6 +81,8 @@ def command_line(
         "--generation-config", "vllm",
         "--disable-uvicorn-access-log",
         "--enable-mfu-metrics",  # FLOP and bytes by vLLM's own model of the network, for the dashboards
+        # Left to itself vLLM lets the first request of an engine decide for all that follow.
+        "--structured-outputs-config", json.dumps({"backend": "xgrammar"}),
         "--enable-prefix-caching" if lane.prefix_caching else "--no-enable-prefix-caching",
     ]  # fmt: skip
     if device == "cpu":
@@ -87,6 +91,8 @@ def command_line(
         arguments += ["--gpu-memory-utilization", str(lane.gpu_memory_utilization)]
     if lane.speculation is not None:
         arguments += ["--speculative-config", json.dumps(speculative_config(lane.speculation))]
+        if device == "cpu":
+            arguments += ["--worker-extension-cls", "serving.engines.vllm_worker.WorkerExtension"]
     return arguments
 
 
@@ -154,7 +160,8 @@ class VllmEngine:
         from vllm.entrypoints.launchers.app import build_app
         from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
         from vllm.utils.argparse_utils import FlexibleArgumentParser
-        from vllm.v1.engine.async_llm import AsyncLLM
+
+        from serving.engines.vllm_frontend import CheckingLLM
 
         parser = make_arg_parser(FlexibleArgumentParser())
         try:
@@ -165,14 +172,13 @@ class VllmEngine:
             raise ConfigError(f"vLLM refuses {' '.join(self._arguments)}: {error}") from error
         self._note_steps(engine_config)
         os.environ["VLLM_RPC_BASE_PATH"] = self._sockets.name  # vLLM leaves its sockets behind
-        self._llm = AsyncLLM.from_vllm_config(engine_config, stat_loggers=[self._stat_logger()])
+        self._llm = CheckingLLM.from_vllm_config(engine_config, stat_loggers=[self._stat_logger()])
         if self._dtype == "auto":
             self._dtype = str(self._llm.model_config.dtype).removeprefix("torch.")
         tasks = await self._llm.get_supported_tasks()
         self._app = app = build_app(args, tasks, self._llm.model_config)
         await init_app_state(self._llm, app.state, args, tasks)
-        served: ASGIApp = app
-        return served
+        return refuse_by_status(app)
 
     def served_by(self, server: uvicorn.Server) -> None:
         # vLLM's error handlers look for it: to tell a client's mistake from a dead engine, and to end the latter.

@@ -27,7 +27,8 @@ PROMPT_FIELDS = ("messages", "prompt", "suffix", "tools", "documents")
 MAX_COUNTED_VALUES = 10_000  # of a prompt; one of more parts is booked by its bytes
 DEFAULT_COMPLETION_TOKENS = 16  # what the API gives `/v1/completions` when the request names no limit
 MAX_CHOICES = 128  # of one request, when load is booked; what an engine accepts is its own affair
-PLAIN_ONLY_OPTIONS = ("min_p", "logit_bias")  # refused by vLLM when speculation is on
+# Refused when speculation is on: two by vLLM, the last by us, for it ends the engine.
+PLAIN_ONLY_OPTIONS = ("min_p", "logit_bias", "logprob_token_ids")
 
 
 @dataclass(frozen=True, slots=True)

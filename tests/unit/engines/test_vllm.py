@@ -81,6 +81,23 @@ def test_only_a_speculative_lane_drafts() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("lane", "device", "is_mended"),
+    [(speculative(), "cpu", True), (speculative(), "cuda", False), (batched(), "cpu", False)],
+)
+def test_only_the_worker_of_a_speculative_lane_on_cpu_is_mended(
+    lane: LaneConfig, device: str, is_mended: bool
+) -> None:
+    named = options(lane, device=device).get("--worker-extension-cls")
+    assert named == (["serving.engines.vllm_worker.WorkerExtension"] if is_mended else None)
+
+
+@pytest.mark.parametrize("lane", [batched(), speculative()])
+def test_the_first_request_does_not_choose_who_judges_grammars(lane: LaneConfig) -> None:
+    (said,) = options(lane)["--structured-outputs-config"]
+    assert json.loads(said) == {"backend": "xgrammar"}
+
+
 def with_draft_model(path: Path) -> LaneConfig:
     return LaneConfig(
         name="spec",

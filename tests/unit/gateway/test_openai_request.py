@@ -226,6 +226,7 @@ def test_a_stream_is_booked_like_the_same_request_without() -> None:
         ({}, False),
         ({"min_p": 0.1}, True),
         ({"logit_bias": {"5": 1}}, True),
+        ({"logprob_token_ids": [5]}, True),
         ({"min_p": 0, "logit_bias": {}}, False),
         ({"min_p": None}, False),
     ],
