@@ -64,14 +64,33 @@ class Door:
 class _HoldingTransport:
     """A transport that can hold back one write for the next: each is a call of the kernel, dearer than all else.
 
+    Closed while more is to come, it tells its end first: to close then resets the connection, and takes from the
+    client the answer that it has not read yet.
+
+    Args:
+        must_linger: whether more is to come.
+
     Attributes:
         holds_next: the next write is held.
+        is_lingering: what comes is for nobody.
     """
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: asyncio.Transport, must_linger: Callable[[], bool]) -> None:
         self._transport = transport
+        self._must_linger = must_linger
         self._held = b""
         self.holds_next = False
+        self.is_lingering = False
+
+    def is_closing(self) -> bool:
+        return self.is_lingering or self._transport.is_closing()
+
+    def close(self) -> None:
+        if not self.is_closing() and self._must_linger():
+            self.is_lingering = True
+            self._transport.write_eof()
+        else:
+            self._transport.close()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -152,7 +171,7 @@ class GatewayProtocol(HttpToolsProtocol):
     # The connection's life
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(_HoldingTransport(transport))  # type: ignore[arg-type]
+        super().connection_made(_HoldingTransport(transport, self._must_linger))  # type: ignore[arg-type]
         if len(self.connections) > self._door.max_connections:
             self.app = self._door.full
         self._await_head()
@@ -166,6 +185,14 @@ class GatewayProtocol(HttpToolsProtocol):
         if self._call_when_lost is not None:
             call, self._call_when_lost = self._call_when_lost, None
             call()
+
+    def _must_linger(self) -> bool:
+        """Whether a body is still to come, though its request is answered; for a while it is read, then no more."""
+        if self._is_between or self._is_in_head or self._is_busy:
+            return False
+        self.flow.resume_reading()
+        self._await_head()
+        return True
 
     def _end_running(self) -> None:
         """So that uvicorn writes no more of it, and does not call its end the application's fault."""
@@ -207,6 +234,8 @@ class GatewayProtocol(HttpToolsProtocol):
     # A request's head: given to the parser when it is whole
 
     def data_received(self, data: bytes) -> None:
+        if self.transport.is_lingering:
+            return
         if self._is_between:
             whole = self._whole_head(data)
             if whole is None:
@@ -323,8 +352,10 @@ class GatewayProtocol(HttpToolsProtocol):
         self._head_timer = None
         if self._is_busy:
             self._await_head()  # an answer is under way, and has its own limits
+        elif not self._is_between and not self._is_in_head:
+            self.transport.abort()  # the body of what is answered already is not whole yet
         elif not self._head and not self._is_in_head:
-            self.transport.close()  # it never said a word, or not the whole body of what is answered already
+            self.transport.close()  # it never said a word
         else:
             limit = f"gateway.header_timeout_s={self._door.header_timeout_s:g}"
             self._refuse(

@@ -11,10 +11,12 @@ import struct
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import pytest
 
 from serving.config import GatewayConfig
 from serving.gateway import http_protocol
+from serving.gateway.api_keys import ApiKeys
 from serving.gateway.http_protocol import MAX_HEAD_BYTES, Door
 from serving.gateway.server import GatewayServer, listen
 from serving.gateway.upstream import MAX_KEPT_BYTES, UpstreamAnswer
@@ -296,12 +298,12 @@ async def test_a_client_that_takes_long_and_goes_on_is_not_cut_off() -> None:
 
 
 @contextlib.asynccontextmanager
-async def second_server(lab: GatewayLab) -> AsyncIterator[GatewayServer]:
+async def second_server(lab: GatewayLab, *, drain_timeout_s: float = 10) -> AsyncIterator[GatewayServer]:
     """Another gateway on the port of the lab's."""
     host, port = _server(lab).address
     listener = listen(host, port)
     door = Door(100, 5, 5, lab.metrics.refused)
-    server = GatewayServer(_server(lab).application, listener, door, drain_timeout_s=10)
+    server = GatewayServer(_server(lab).application, listener, door, drain_timeout_s=drain_timeout_s)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await until(lambda: server.started)
     try:
@@ -385,6 +387,25 @@ async def test_a_stream_that_runs_ends_whole_and_the_connection_with_it(
             await asyncio.open_connection(*_server(lab).address)
         goes_on.set()
         assert (await client.rest()).endswith(DONE + b"\r\n0\r\n\r\n")
+
+
+async def test_a_limit_of_less_than_a_second_leaves_streams_some_time() -> None:
+    async def script(exchange: Exchange) -> None:
+        await exchange.begin_stream()
+        await exchange.send(text("a"))
+        await asyncio.sleep(0.3)
+        await exchange.send(DONE)
+        await exchange.end_stream()
+
+    async with gateway_lab() as lab:
+        lab.engine.script = script
+        async with second_server(lab, drain_timeout_s=0.9) as server:
+            await _server(lab).server.shutdown()
+            async with connected(lab.app) as client:
+                client.write(request(STREAM))
+                await client.until(text("a"))
+                server.should_exit = True
+                assert (await client.rest()).endswith(DONE + b"\r\n0\r\n\r\n")
 
 
 async def test_a_port_that_is_taken_is_told_with_its_setting() -> None:
@@ -539,6 +560,28 @@ async def test_a_body_that_comes_after_its_answer_takes_nothing_from_the_next() 
         assert (await client.answer())[0] == 404
         client.write(b"x" * 1000 + HEALTH)
         assert (await client.answer())[0] == 200
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["too large", "without a key"])
+async def test_who_is_refused_before_the_body_is_whole_gets_the_answer_all_the_same(is_known: bool) -> None:
+    keys = ApiKeys() if is_known else ApiKeys(["x" * 20])
+    async with gateway_lab(max_body_bytes=100_000, keys=keys) as lab:
+        # As the OpenAI client does it: nothing is read before all is sent.
+        url = "http://{}:{}/v1/chat/completions".format(*_server(lab).address)
+        async with httpx.AsyncClient() as client:
+            answer = await client.post(url, content=b"x" * 10_000_000)
+        assert answer.status_code == (413 if is_known else 401)
+        assert answer.headers["connection"] == "close"
+        await until(lambda: not _server(lab).connections)
+
+
+async def test_who_is_refused_and_goes_on_sending_is_left_after_a_while() -> None:
+    keys = ApiKeys(["x" * 20])
+    async with gateway_lab(keys=keys, header_timeout_s=0.05) as lab, connected(lab.app) as client:
+        client.write(request(CHAT).replace(b"content-length: ", b"content-length: 9"))
+        assert code_of(await client.rest()) == (401, "invalid_api_key")
+        await until(lambda: not _server(lab).connections)
+        assert lab.ended == {("", "rejected", "invalid_api_key"): 1}
 
 
 async def test_a_flood_of_pipelined_requests_is_bounded() -> None:
