@@ -30,6 +30,7 @@ IDLE_GRACE_S = 1.0
 # Method, spaces, the protocol's name and line ends stand beside what MAX_HEADER_BYTES counts.
 MAX_HEAD_BYTES = MAX_HEADER_BYTES + 1024
 MAX_PIPELINED = 100  # requests of one connection that wait for the answers before theirs
+STALL_GRACE_S = 1.0  # whoever relays an answer gives a client up first, and accounts for it
 UNCHUNKED = ("0.9", "1.0")  # versions of HTTP whose clients know no chunks
 END_OF_HEAD = re.compile(rb"\r?\n\r?\n")
 UPGRADE = re.compile(rb"\nupgrade[ \t]*:", re.IGNORECASE)
@@ -119,6 +120,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._has_made_something = False
         self._running: RequestResponseCycle | None = None  # `cycle` is the one that was parsed last
         self._head_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
         self._source: Pausable | None = None
         self._call_when_lost: Callable[[], None] | None = None
 
@@ -160,11 +162,13 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        self._await_client()
         if self._source is not None:
             self._source.pause()
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._stop_awaiting_client()
         if self._source is not None:
             self._source.resume()
 
@@ -178,6 +182,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_awaiting_head()
+        self._stop_awaiting_client()
         self._source = None
         self._end_running()
         super().connection_lost(exc)
@@ -185,6 +190,17 @@ class GatewayProtocol(HttpToolsProtocol):
         if self._call_when_lost is not None:
             call, self._call_when_lost = self._call_when_lost, None
             call()
+
+    def _await_client(self) -> None:
+        """Whatever the connection is at, it does not outlast a client that takes nothing."""
+        self._stop_awaiting_client()
+        limit_s = self._door.client_stall_timeout_s + STALL_GRACE_S
+        self._stall_timer = self.loop.call_later(limit_s, self.transport.abort)
+
+    def _stop_awaiting_client(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
 
     def _must_linger(self) -> bool:
         """Whether a body is still to come, though its request is answered; for a while it is read, then no more."""

@@ -660,6 +660,20 @@ async def test_a_client_that_takes_nothing_of_an_answer_holds_no_place_with_the_
         )
 
 
+@pytest.mark.parametrize("line", [b"x: y", b"connection: close"], ids=["kept", "closed"])
+async def test_a_client_that_takes_nothing_of_a_whole_answer_is_left_after_a_while(
+    line: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_protocol, "STALL_GRACE_S", 0.1)
+    long = json.dumps({"choices": [{"message": {"content": "x" * 20_000_000}}]}).encode()
+    async with gateway_lab(client_stall_timeout_s=0.1) as lab, connected(lab.app) as client:
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        lab.engine.script = answers(long)
+        client.write(request(CHAT, line))
+        await until(lambda: lab.ended == {("batched", "completed", ""): 1})
+        await until(lambda: not _server(lab).connections)
+
+
 # The replica's side
 
 
