@@ -121,6 +121,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._running: RequestResponseCycle | None = None  # `cycle` is the one that was parsed last
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
+        self._num_untaken_bytes = 0  # when that timer was set
         self._source: Pausable | None = None
         self._call_when_lost: Callable[[], None] | None = None
 
@@ -195,7 +196,14 @@ class GatewayProtocol(HttpToolsProtocol):
         """Whatever the connection is at, it does not outlast a client that takes nothing."""
         self._stop_awaiting_client()
         limit_s = self._door.client_stall_timeout_s + STALL_GRACE_S
-        self._stall_timer = self.loop.call_later(limit_s, self.transport.abort)
+        self._num_untaken_bytes = self.transport.get_write_buffer_size()
+        self._stall_timer = self.loop.call_later(limit_s, self._client_stalls)
+
+    def _client_stalls(self) -> None:
+        if self.transport.get_write_buffer_size() < self._num_untaken_bytes:
+            self._await_client()  # a whole answer may be long, and a client slow
+        else:
+            self.transport.abort()
 
     def _stop_awaiting_client(self) -> None:
         if self._stall_timer is not None:

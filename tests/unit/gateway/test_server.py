@@ -57,6 +57,9 @@ class Connection:
         assert length is not None, head
         return int(head.split()[1]), await self._reader.readexactly(int(length[1]))
 
+    async def read(self, num_bytes: int) -> bytes:
+        return await self._reader.readexactly(num_bytes)
+
     async def rest(self) -> bytes:
         """All that comes until the server closes."""
         async with asyncio.timeout(10):
@@ -672,6 +675,19 @@ async def test_a_client_that_takes_nothing_of_a_whole_answer_is_left_after_a_whi
         client.write(request(CHAT, line))
         await until(lambda: lab.ended == {("batched", "completed", ""): 1})
         await until(lambda: not _server(lab).connections)
+
+
+async def test_a_client_that_is_slow_with_a_long_answer_gets_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "STALL_GRACE_S", 0.0)
+    long = json.dumps({"choices": [{"message": {"content": "x" * 20_000_000}}]}).encode()
+    async with gateway_lab(client_stall_timeout_s=0.2) as lab, connected(lab.app) as client:
+        lab.engine.script = answers(long)
+        client.write(request(CHAT, b"connection: close"))
+        got = len((await client.until(b"\r\n\r\n")).partition(b"\r\n\r\n")[2])
+        while got < len(long):
+            got += len(await client.read(min(1_000_000, len(long) - got)))
+            await asyncio.sleep(0.05)
+        assert got == len(long)
 
 
 # The replica's side
