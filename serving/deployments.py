@@ -170,7 +170,12 @@ class GatewayDeployment:
         await client.wait_connected(CONNECT_TIMEOUT_S)
         # Last: whoever connects is served.
         app = build_gateway_app(config, self._services, self._ask_scheduler, self._keys)
-        door = Door(config.gateway.max_connections, config.gateway.header_timeout_s, metrics.refused)
+        door = Door(
+            config.gateway.max_connections,
+            config.gateway.header_timeout_s,
+            config.gateway.client_stall_timeout_s,
+            metrics.refused,
+        )
         listener = listen(config.gateway.host, config.gateway.port)
         self._server = GatewayServer(app, listener, door, drain_timeout_s=config.scheduler.drain_timeout_s)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))

@@ -8,7 +8,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Protocol
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from serving.core.errors import ERROR_SHAPES, Reason
 from serving.gateway.errors import error_event, error_headers, error_object
@@ -50,6 +50,17 @@ class ClientConnection(Protocol):
     def hold_back(self, source: Pausable | None) -> None:
         """Pause `source` while the client takes no more; None: nobody any longer."""
 
+    @property
+    def is_full(self) -> bool:
+        """The client has much to take before more is sent."""
+
+    async def until_taken(self) -> None:
+        """Wait until it has.
+
+        Raises:
+            ClientStalledError: it took nothing for too long.
+        """
+
     def on_lost(self, call: Callable[[], None] | None) -> None:
         """Call `call` when the connection ends, or at once when it has; None: nobody any longer."""
 
@@ -83,11 +94,11 @@ class ClientResponse:
             self.connection.hold_next()  # a part of the body follows at once
         headers = {"content-type": content_type, **self.placed, **(extra or {})}
         encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-        await self._send({"type": "http.response.start", "status": status, "headers": encoded})
+        await self._put({"type": "http.response.start", "status": status, "headers": encoded})
 
     async def write(self, data: bytes) -> None:
         """Send a part of the body; returns when the client's connection takes more."""
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        await self._put({"type": "http.response.body", "body": data, "more_body": True})
 
     async def answer(
         self, status: int, content_type: str, body: bytes, extra: Mapping[str, str] | None = None
@@ -98,7 +109,12 @@ class ClientResponse:
 
     async def end(self, data: bytes = b"") -> None:
         """Send the rest of the body."""
-        await self._send({"type": "http.response.body", "body": data})
+        await self._put({"type": "http.response.body", "body": data})
+
+    async def _put(self, message: Message) -> None:
+        if self.connection is not None and self.connection.is_full:
+            await self.connection.until_taken()  # the server would wait for ever
+        await self._send(message)
 
     async def fail(self, reason: Reason, message: str, retry_after_s: float | None = None) -> None:
         """End with an error: a status while there still is one to choose, else an event in the stream."""

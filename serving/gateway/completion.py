@@ -106,7 +106,7 @@ class Completion:
             return Ending(Outcome.REJECTED, refusal.reason)
         except UpstreamError as error:
             request_id, replica_id = self._request.scheduling.request_id, self._account.replica_id
-            logger.warning("request %s on %s: %s", request_id, replica_id, error)
+            logger.warning("request %s on %s: %s", request_id, replica_id, _line(error))
             await client.fail(error.reason, str(error))
             return Ending(Outcome.FAILED, error.reason)
 
@@ -122,7 +122,7 @@ class Completion:
             if error.is_final:
                 raise
             first = error
-        logger.warning("request %s: %s; trying another replica", request.request_id, first)
+        logger.warning("request %s: %s; trying another replica", request.request_id, _line(first))
         again = replace(
             request,
             request_id=f"{request.request_id}-again",
@@ -178,3 +178,8 @@ class Completion:
 
 def _is_late(request: SchedulingRequest, age_s: float) -> bool:
     return request.ttft_deadline_s is not None and age_s >= request.ttft_deadline_s
+
+
+def _line(error: UpstreamError) -> str:
+    """Its text as one line of the log: it quotes the engine, who may quote the client."""
+    return " ".join(str(error).splitlines())

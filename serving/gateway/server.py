@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import math
 import socket
 from typing import cast
 
@@ -57,7 +58,7 @@ class GatewayServer(QuietServer):
                 server_header=False,
                 proxy_headers=False,  # nobody here looks at a client's address
                 timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=int(drain_timeout_s),
+                timeout_graceful_shutdown=math.ceil(drain_timeout_s),  # uvicorn's are whole
             )
         )
         self._listener = listener

@@ -174,7 +174,11 @@ class UpstreamAnswer:
     def _take(self) -> bytes:
         block = b"".join(self._blocks)
         self._blocks.clear()
-        if self._num_kept_bytes > MAX_KEPT_BYTES and self._connection is not None:
+        if (
+            self._num_kept_bytes > MAX_KEPT_BYTES
+            and self._connection is not None
+            and self._paused_at_s is None
+        ):
             self._connection.resume()
         self._num_kept_bytes = 0
         return block
@@ -306,6 +310,10 @@ class _Connection(asyncio.Protocol):
 
     # httptools, while it is fed
 
+    def on_message_begin(self) -> None:
+        if self._answer is None:
+            self.is_open = False  # more than was asked for: the next answer could not be told from it
+
     def on_header(self, name: bytes, value: bytes) -> None:
         match name.lower():
             case b"content-type":
@@ -319,7 +327,8 @@ class _Connection(asyncio.Protocol):
             self._answer.take_head(status, self._content_type)
 
     def on_body(self, body: bytes) -> None:
-        self._body.append(body)
+        if self._answer is not None:
+            self._body.append(body)
 
     def on_message_complete(self) -> None:
         if self._parser.get_status_code() < 200:

@@ -94,6 +94,8 @@ class SchedulerClient:
                 if alone_s > limit_s and not pending.answer.done():
                     message = f"the scheduler has not been reachable for {limit_s:g} s"
                     pending.answer.set_exception(RefusedError(Reason.SCHEDULER_UNREACHABLE, message, 1))
+                    # A channel may be open that is not welcome yet, and its hello has submitted the request.
+                    self._tell(Withdraw(pending.request.request_id))
 
     async def wait_connected(self, timeout_s: float) -> None:
         """Return once a scheduler has welcomed this gateway.

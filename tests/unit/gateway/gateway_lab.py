@@ -70,7 +70,9 @@ async def own_server(
     app: ASGIApp, metrics: GatewayMetrics, config: GatewayConfig
 ) -> AsyncIterator[OwnServer]:
     """The gateway's server for an application, until the block is left."""
-    door = Door(config.max_connections, config.header_timeout_s, metrics.refused)
+    door = Door(
+        config.max_connections, config.header_timeout_s, config.client_stall_timeout_s, metrics.refused
+    )
     listener = listen("127.0.0.1", 0)
     address = listener.getsockname()[:2]
     server = GatewayServer(app, listener, door, drain_timeout_s=10)

@@ -7,15 +7,20 @@ import contextlib
 import json
 import re
 import socket
+import struct
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import pytest
 
+from serving.config import GatewayConfig
 from serving.gateway import http_protocol
+from serving.gateway.api_keys import ApiKeys
 from serving.gateway.http_protocol import MAX_HEAD_BYTES, Door
 from serving.gateway.server import GatewayServer, listen
-from tests.unit.gateway.fake_engine import DONE, Exchange, answers, plays, text
+from serving.gateway.upstream import MAX_KEPT_BYTES, UpstreamAnswer
+from tests.unit.gateway.fake_engine import DONE, Exchange, answers, plays, stays_silent, text
 from tests.unit.gateway.gateway_lab import MODEL, GatewayLab, OwnServer, Way, gateway_lab
 from tests.unit.scheduler.control_plane import until
 
@@ -51,6 +56,9 @@ class Connection:
         length = re.search(rb"content-length: (\d+)", head)
         assert length is not None, head
         return int(head.split()[1]), await self._reader.readexactly(int(length[1]))
+
+    async def read(self, num_bytes: int) -> bytes:
+        return await self._reader.readexactly(num_bytes)
 
     async def rest(self) -> bytes:
         """All that comes until the server closes."""
@@ -293,12 +301,12 @@ async def test_a_client_that_takes_long_and_goes_on_is_not_cut_off() -> None:
 
 
 @contextlib.asynccontextmanager
-async def second_server(lab: GatewayLab) -> AsyncIterator[GatewayServer]:
+async def second_server(lab: GatewayLab, *, drain_timeout_s: float = 10) -> AsyncIterator[GatewayServer]:
     """Another gateway on the port of the lab's."""
     host, port = _server(lab).address
     listener = listen(host, port)
-    door = Door(100, 5, lab.metrics.refused)
-    server = GatewayServer(_server(lab).application, listener, door, drain_timeout_s=10)
+    door = Door(100, 5, 5, lab.metrics.refused)
+    server = GatewayServer(_server(lab).application, listener, door, drain_timeout_s=drain_timeout_s)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await until(lambda: server.started)
     try:
@@ -384,6 +392,25 @@ async def test_a_stream_that_runs_ends_whole_and_the_connection_with_it(
         assert (await client.rest()).endswith(DONE + b"\r\n0\r\n\r\n")
 
 
+async def test_a_limit_of_less_than_a_second_leaves_streams_some_time() -> None:
+    async def script(exchange: Exchange) -> None:
+        await exchange.begin_stream()
+        await exchange.send(text("a"))
+        await asyncio.sleep(0.3)
+        await exchange.send(DONE)
+        await exchange.end_stream()
+
+    async with gateway_lab() as lab:
+        lab.engine.script = script
+        async with second_server(lab, drain_timeout_s=0.9) as server:
+            await _server(lab).server.shutdown()
+            async with connected(lab.app) as client:
+                client.write(request(STREAM))
+                await client.until(text("a"))
+                server.should_exit = True
+                assert (await client.rest()).endswith(DONE + b"\r\n0\r\n\r\n")
+
+
 async def test_a_port_that_is_taken_is_told_with_its_setting() -> None:
     taken = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     port = taken.sockets[0].getsockname()[1]
@@ -400,3 +427,320 @@ async def test_a_stream_over_the_socket_is_the_engines_bytes_in_its_blocks() -> 
         body = answer.partition(b"\r\n\r\n")[2]
         sizes = re.findall(rb"(?:^|\n)([0-9a-f]+)\r\n", body)
         assert sum(int(size, 16) for size in sizes) == len(text("a") + text("b") + text("c") + DONE)
+
+
+# Old clients
+
+
+async def test_a_stream_for_a_client_of_http_1_0_has_no_chunks_and_ends_with_the_connection() -> None:
+    async with gateway_lab() as lab, connected(lab.app) as client:
+        lab.engine.script = plays(text("a"), text("b"), text("c"), DONE)
+        client.write(request(STREAM).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        head, _, body = (await client.rest()).partition(b"\r\n\r\n")
+        assert b"transfer-encoding" not in head
+        assert body == text("a") + text("b") + text("c") + DONE
+        assert lab.ended == {("batched", "completed", ""): 1}
+
+
+async def test_an_error_in_a_stream_for_a_client_of_http_1_0_has_no_chunks_either() -> None:
+    async with gateway_lab() as lab, connected(lab.app) as client:
+        lab.engine.script = plays(text("a"))
+        client.write(request(STREAM).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        body = (await client.rest()).partition(b"\r\n\r\n")[2]
+        assert body.startswith(text("a") + b'data: {"error":')
+        assert body.endswith(b"}\n\n")
+
+
+async def test_a_whole_answer_for_a_client_of_http_1_0_says_its_length() -> None:
+    async with gateway_lab() as lab, connected(lab.app) as client:
+        lab.engine.script = answers(WHOLE)
+        client.write(request(CHAT).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        assert await client.answer() == (200, WHOLE)
+        assert await client.rest() == b""
+
+
+# Bytes that are no request
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["first", "behind another"])
+async def test_a_connection_that_says_nothing_but_line_ends_is_closed(is_first: bool) -> None:
+    async with gateway_lab(header_timeout_s=0.05) as lab, connected(lab.app) as client:
+        if not is_first:
+            client.write(HEALTH)
+            assert (await client.answer())[0] == 200
+        client.write(b"\r\n")
+        assert await client.rest() == b""
+        assert lab.ended == {}
+
+
+async def test_line_ends_between_requests_take_nothing_from_them() -> None:
+    async with gateway_lab() as lab, connected(lab.app) as client:
+        for _ in range(3):
+            client.write(b"\r\n")
+            await asyncio.sleep(0.01)
+            client.write(HEALTH + b"\r\n")
+            assert (await client.answer())[0] == 200
+
+
+async def test_a_body_before_a_part_of_a_head_is_not_counted_as_one() -> None:
+    async with gateway_lab() as lab, connected(lab.app) as client:
+        lab.engine.script = answers(WHOLE)
+        long = CHAT | {"messages": [{"role": "user", "content": "x" * 2 * MAX_HEAD_BYTES}]}
+        client.write(request(long) + HEALTH[:10])
+        assert (await client.answer())[0] == 200
+        client.write(HEALTH[10:])
+        assert (await client.answer())[0] == 200
+
+
+async def test_a_pipelined_head_that_comes_drop_by_drop_has_no_longer() -> None:
+    async with gateway_lab(header_timeout_s=0.1) as lab, connected(lab.app) as client:
+        client.write(HEALTH + b"GET /")
+        assert (await client.answer())[0] == 200
+
+        async def drip() -> None:
+            with contextlib.suppress(ConnectionError):
+                while True:
+                    client.write(b"x")
+                    await client.writer.drain()
+                    await asyncio.sleep(0.01)
+
+        dripping = asyncio.create_task(drip())
+        with contextlib.suppress(ConnectionError):
+            assert code_of(await client.rest()) == (408, "upload_timeout")
+        dripping.cancel()
+        assert lab.ended == {("", "rejected", "upload_timeout"): 1}
+
+
+CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: lab\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+async def test_a_flood_behind_a_chunked_body_is_bounded_too() -> None:
+    async with gateway_lab() as lab, connected(lab.app) as client:
+        client.write(CHUNKED + b"2\r\n{}\r\n0\r\n")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(20):
+                client.write(b"x: " + b"y" * (MAX_HEAD_BYTES // 8) + b"\r\n")
+                await client.writer.drain()
+                await asyncio.sleep(0.001)
+        with contextlib.suppress(ConnectionError):
+            await client.rest()
+        await until(lambda: lab.ended == {("", "cancelled", "client_closed"): 1})
+
+
+async def test_what_stands_behind_a_chunked_body_is_no_header() -> None:
+    async with gateway_lab() as lab, connected(lab.app) as client:
+        lab.engine.script = answers(WHOLE)
+        raw = json.dumps(CHAT).encode()
+        client.write(CHUNKED + b"%x\r\n%b\r\n0\r\n" % (len(raw), raw))
+        await asyncio.sleep(0.01)
+        (connection,) = _server(lab).connections
+        num_headers = len(connection.headers)
+        client.write(b"authorization: Bearer x\r\n\r\n")
+        assert await client.answer() == (200, WHOLE)
+        assert len(connection.headers) == num_headers
+
+
+async def test_a_body_that_is_no_body_is_a_400_and_counts_once() -> None:
+    async with gateway_lab() as lab, connected(lab.app) as client:
+        client.write(CHUNKED + b"zz\r\n")
+        assert code_of(await client.rest()) == (400, "bad_request")
+        await until(lambda: lab.ended == {("", "cancelled", "client_closed"): 1})
+
+
+@pytest.mark.parametrize("begun", [b"", b"x"])
+async def test_a_body_that_never_comes_after_its_answer_holds_no_connection(begun: bytes) -> None:
+    async with gateway_lab(header_timeout_s=0.05) as lab, connected(lab.app) as client:
+        client.write(b"POST /nowhere HTTP/1.1\r\nhost: lab\r\ncontent-length: 1000\r\n\r\n" + begun)
+        assert (await client.answer())[0] == 404
+        client.write(b"x")
+        assert await client.rest() == b"", "one request has one answer"
+        assert lab.ended == {}
+
+
+async def test_a_body_that_comes_after_its_answer_takes_nothing_from_the_next() -> None:
+    async with gateway_lab() as lab, connected(lab.app) as client:
+        client.write(b"POST /nowhere HTTP/1.1\r\nhost: lab\r\ncontent-length: 1000\r\n\r\n")
+        assert (await client.answer())[0] == 404
+        client.write(b"x" * 1000 + HEALTH)
+        assert (await client.answer())[0] == 200
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["too large", "without a key"])
+async def test_who_is_refused_before_the_body_is_whole_gets_the_answer_all_the_same(is_known: bool) -> None:
+    keys = ApiKeys() if is_known else ApiKeys(["x" * 20])
+    async with gateway_lab(max_body_bytes=100_000, keys=keys) as lab:
+        # As the OpenAI client does it: nothing is read before all is sent.
+        url = "http://{}:{}/v1/chat/completions".format(*_server(lab).address)
+        async with httpx.AsyncClient() as client:
+            answer = await client.post(url, content=b"x" * 10_000_000)
+        assert answer.status_code == (413 if is_known else 401)
+        assert answer.headers["connection"] == "close"
+        await until(lambda: not _server(lab).connections)
+
+
+async def test_who_is_refused_and_goes_on_sending_is_left_after_a_while() -> None:
+    keys = ApiKeys(["x" * 20])
+    async with gateway_lab(keys=keys, header_timeout_s=0.05) as lab, connected(lab.app) as client:
+        client.write(request(CHAT).replace(b"content-length: ", b"content-length: 9"))
+        assert code_of(await client.rest()) == (401, "invalid_api_key")
+        await until(lambda: not _server(lab).connections)
+        assert lab.ended == {("", "rejected", "invalid_api_key"): 1}
+
+
+async def test_a_flood_of_pipelined_requests_is_bounded() -> None:
+    async with gateway_lab() as lab, connected(lab.app) as client:
+        (connection,) = await _connections(lab)
+        longest = 0
+        with contextlib.suppress(ConnectionError):
+            for _ in range(50):
+                client.write(b"GET /nowhere HTTP/1.1\r\n\r\n" * 1000)
+                await client.writer.drain()
+                longest = max(longest, len(connection.pipeline))
+                await asyncio.sleep(0)
+        assert longest <= http_protocol.MAX_PIPELINED
+        await until(lambda: not _server(lab).connections)
+
+
+async def _connections(lab: GatewayLab) -> list[Any]:
+    await until(lambda: bool(_server(lab).connections))
+    return list(_server(lab).connections)
+
+
+async def test_many_pipelined_requests_that_come_slowly_are_all_answered() -> None:
+    num_requests = 3 * http_protocol.MAX_PIPELINED
+    async with gateway_lab() as lab, connected(lab.app) as client:
+
+        async def ask() -> None:
+            for _ in range(num_requests):
+                client.write(HEALTH)
+                await client.writer.drain()
+                await asyncio.sleep(0)
+
+        asking = asyncio.create_task(ask())
+        assert {(await client.answer())[0] for _ in range(num_requests)} == {200}
+        await asking
+
+
+async def test_a_client_that_leaves_with_a_request_behind_another_is_nobodys_fault(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with gateway_lab() as lab, connected(lab.app) as client:
+        lab.engine.script = stays_silent
+        client.write(request(CHAT) + HEALTH)
+        await until(lambda: lab.engine.num_open == 1)
+        client.writer.transport.abort()
+        await until(lambda: lab.ended == {("batched", "cancelled", "client_closed"): 1})
+        await until(lambda: not _server(lab).tasks)
+        assert [record.message for record in caplog.records if record.name == "uvicorn.error"] == []
+
+
+async def test_a_connection_that_is_reset_leaves_no_timer() -> None:
+    async with gateway_lab() as lab, connected(lab.app) as client:
+        client.write(HEALTH)
+        assert (await client.answer())[0] == 200
+        (connection,) = await _connections(lab)
+        assert connection.timeout_keep_alive_task is not None
+        client.writer.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+        )
+        client.writer.transport.abort()
+        await until(lambda: not _server(lab).connections)
+        assert connection.timeout_keep_alive_task is None
+
+
+async def test_a_client_that_takes_nothing_of_an_answer_holds_no_place_with_the_next() -> None:
+    long = json.dumps({"choices": [{"message": {"content": "x" * 20_000_000}}]}).encode()
+    async with gateway_lab(client_stall_timeout_s=0.1) as lab, connected(lab.app) as client:
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        lab.engine.script = answers(long)
+        client.write(request(CHAT) + request(CHAT))
+        await until(lambda: len(lab.engine.requests) == 2)
+        await until(lambda: lab.plane.counts == (0, 0))
+        await until(
+            lambda: (
+                lab.ended == {("batched", "completed", ""): 1, ("batched", "cancelled", "client_stalled"): 1}
+            )
+        )
+
+
+@pytest.mark.parametrize("line", [b"x: y", b"connection: close"], ids=["kept", "closed"])
+async def test_a_client_that_takes_nothing_of_a_whole_answer_is_left_after_a_while(
+    line: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_protocol, "STALL_GRACE_S", 0.1)
+    long = json.dumps({"choices": [{"message": {"content": "x" * 20_000_000}}]}).encode()
+    async with gateway_lab(client_stall_timeout_s=0.1) as lab, connected(lab.app) as client:
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        lab.engine.script = answers(long)
+        client.write(request(CHAT, line))
+        await until(lambda: lab.ended == {("batched", "completed", ""): 1})
+        await until(lambda: not _server(lab).connections)
+
+
+async def test_a_client_that_is_slow_with_a_long_answer_gets_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "STALL_GRACE_S", 0.0)
+    long = json.dumps({"choices": [{"message": {"content": "x" * 20_000_000}}]}).encode()
+    async with gateway_lab(client_stall_timeout_s=0.2) as lab, connected(lab.app) as client:
+        lab.engine.script = answers(long)
+        client.write(request(CHAT, b"connection: close"))
+        got = len((await client.until(b"\r\n\r\n")).partition(b"\r\n\r\n")[2])
+        while got < len(long):
+            got += len(await client.read(min(1_000_000, len(long) - got)))
+            await asyncio.sleep(0.05)
+        assert got == len(long)
+
+
+# The replica's side
+
+
+async def test_a_replica_that_answers_what_nobody_asked_is_not_asked_again_on_that_connection() -> None:
+    async def script(exchange: Exchange) -> None:
+        answer = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+        further = b'HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{"of": '
+        exchange.writer.write(answer % (len(WHOLE), WHOLE) + further)
+
+    async with gateway_lab() as lab, connected(lab.app) as client:
+        lab.engine.script = script
+        for _ in range(3):
+            client.write(request(CHAT))
+            assert await client.answer() == (200, WHOLE)
+
+
+class _Paused:
+    """A connection to a replica, as far as its answer may pause it."""
+
+    is_paused = False
+
+    def pause(self) -> None:
+        self.is_paused = True
+
+    def resume(self) -> None:
+        self.is_paused = False
+
+
+async def test_what_was_kept_for_a_client_that_takes_no_more_does_not_let_the_replica_go_on() -> None:
+    answer, connection = UpstreamAnswer("", GatewayConfig(), is_stream=True), _Paused()
+    got: list[bytes] = []
+    answer.begin(connection)  # type: ignore[arg-type]
+    answer.take_head(200, "text/event-stream")
+    answer.take_block(b"x" * (MAX_KEPT_BYTES + 1), is_last=False)
+    assert connection.is_paused
+    answer.pause()
+    pouring = asyncio.create_task(answer.pour(lambda block, _: got.append(block)))
+    await asyncio.sleep(0)
+    assert sum(map(len, got)) == MAX_KEPT_BYTES + 1
+    assert connection.is_paused
+    answer.resume()
+    assert not connection.is_paused
+    answer.finish()
+    await pouring
+
+
+async def test_what_an_engine_says_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with gateway_lab() as lab, connected(lab.app) as client:
+        lab.engine.script = answers(b"no\nrequest 1 outcome=completed", 500)
+        client.write(request(CHAT))
+        assert (await client.answer())[0] == 502
+        said = [record.getMessage() for record in caplog.records if "no" in record.getMessage()]
+        assert said
+        assert all("\n" not in line for line in said)

@@ -9,6 +9,7 @@ from dataclasses import replace
 import aiohttp
 import anyio
 import pytest
+from aiohttp import web
 
 from serving.core.errors import Reason, RefusedError
 from serving.core.request import Lease, ReplicaVerdict, RequestEnd, SchedulingRequest
@@ -26,6 +27,7 @@ from serving.scheduler.protocol import (
     ReplicaUpdate,
     Submit,
     Withdraw,
+    decode_to_scheduler,
     encode,
     next_frame,
 )
@@ -435,6 +437,42 @@ async def test_without_a_scheduler_nobody_waits_for_ever() -> None:
         await plane.start()
         await until(lambda: plane.counts == (0, 1))
         await running.end()
+
+
+@pytest.mark.usefixtures("alone")
+async def test_who_is_refused_on_a_channel_that_is_not_welcome_yet_is_withdrawn() -> None:
+    heard: list[str] = []
+
+    async def serve(http: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(http)
+        async for frame in socket:
+            heard.extend(frame.data.split("\n"))
+        return socket
+
+    app = web.Application()
+    app.router.add_get("/control", serve)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+
+    async def address() -> str:
+        return f"{host}:{port}"
+
+    client = SchedulerClient("g", "127.0.0.1:9", address)
+    channel = asyncio.create_task(client.run())
+    with pytest.raises(RefusedError):
+        async with client.lease(request("r")):
+            pass
+    await until(lambda: len(heard) == 3)
+    _, submitted, withdrawn = map(decode_to_scheduler, heard)
+    assert isinstance(submitted, Submit)
+    assert submitted.request.request_id == "r"
+    assert withdrawn == Withdraw("r")
+    channel.cancel()
+    await asyncio.wait([channel])
+    await runner.cleanup()
 
 
 async def test_who_may_not_wait_is_refused_as_soon_as_the_scheduler_is_missed(
