@@ -116,6 +116,14 @@ def kill(process: psutil.Process) -> None:
     process.send_signal(signal.SIGKILL)
 
 
+def is_dead(process: psutil.Process) -> bool:
+    """Whether it has ended, and with it all that it had open; somebody may still have to hear of it."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def count(streams: list[Stream]) -> collections.Counter[str]:
     """How the clients fared: `done`, or the error."""
     return collections.Counter(

@@ -15,6 +15,7 @@ from tests.chaos.crowd import (
     at_rest,
     count,
     crowd,
+    is_dead,
     kill,
     replica_process,
     requests_ended,
@@ -162,8 +163,10 @@ def test_a_gateway_that_dies_takes_its_own_streams_and_the_other_serves_on(lab: 
         seen = [Stream() for _ in range(20)]
         tasks = [asyncio.create_task(stream(client, lab, 300, one)) for one in seen]
         await until(lambda: all(one.tokens > 0 for one in seen), "every stream has begun")
-        kill(role_process(lab, "gateway"))
-        # The kernel gives new connections to the one that is left.
+        victim = role_process(lab, "gateway")
+        kill(victim)
+        await until(lambda: is_dead(victim), "the kernel has taken the gateway's sockets back")
+        # It gives new connections to the one that is left.
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as newcomers:
             later = await asyncio.gather(*(stream(newcomers, lab, 5, Stream()) for _ in range(20)))
         await asyncio.gather(*tasks)
