@@ -116,12 +116,14 @@ def kill(process: psutil.Process) -> None:
     process.send_signal(signal.SIGKILL)
 
 
-def is_dead(process: psutil.Process) -> bool:
-    """Whether it has ended, and with it all that it had open; somebody may still have to hear of it."""
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
+def listeners(port: int) -> int:
+    """How many sockets the kernel gives new connections of this port to: one for each gateway.
+
+    That a killed process is a zombie says less: its other threads may still hold what it had open.
+    """
+    return sum(
+        one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in psutil.net_connections("tcp")
+    )
 
 
 def count(streams: list[Stream]) -> collections.Counter[str]:

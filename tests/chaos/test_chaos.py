@@ -15,8 +15,8 @@ from tests.chaos.crowd import (
     at_rest,
     count,
     crowd,
-    is_dead,
     kill,
+    listeners,
     replica_process,
     requests_ended,
     role_process,
@@ -159,13 +159,15 @@ def test_the_scheduler_killed_under_load_loses_and_doubles_nothing(lab: RunningL
 
 
 def test_a_gateway_that_dies_takes_its_own_streams_and_the_other_serves_on(lab: RunningLab) -> None:
+    port = int(lab.url.rpartition(":")[2])
+
     async def work(client: aiohttp.ClientSession) -> tuple[list[Stream], list[Stream]]:
         seen = [Stream() for _ in range(20)]
         tasks = [asyncio.create_task(stream(client, lab, 300, one)) for one in seen]
         await until(lambda: all(one.tokens > 0 for one in seen), "every stream has begun")
-        victim = role_process(lab, "gateway")
-        kill(victim)
-        await until(lambda: is_dead(victim), "the kernel has taken the gateway's sockets back")
+        assert listeners(port) == 2
+        kill(role_process(lab, "gateway"))
+        await until(lambda: listeners(port) == 1, "the kernel has taken the dead gateway's socket back")
         # It gives new connections to the one that is left.
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as newcomers:
             later = await asyncio.gather(*(stream(newcomers, lab, 5, Stream()) for _ in range(20)))
