@@ -226,11 +226,15 @@ class GatewayProtocol(HttpToolsProtocol):
             self._running.message_event.set()
 
     def shutdown(self) -> None:
-        """End the connection with the answer under way, or with that to a request that is on its way to it."""
-        if self._is_busy:
+        """End the connection with the next answer whose head can say so."""
+        if self._is_busy and not self.cycle.response_started:
             self.cycle.keep_alive = False
-        else:
-            self.loop.call_later(IDLE_GRACE_S, self._close_if_idle)
+        elif not self._is_busy:
+            self._close_soon()
+
+    def _close_soon(self) -> None:
+        """Not at once: a client that has not been told sends its next request as the last answer ends."""
+        self.loop.call_later(IDLE_GRACE_S, self._close_if_idle)
 
     @property
     def _is_busy(self) -> bool:
@@ -240,7 +244,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if self._is_busy or self._head or self.transport.is_closing():
             return
         if self._has_unread_bytes():
-            self.loop.call_later(IDLE_GRACE_S, self._close_if_idle)
+            self._close_soon()
         else:
             self.transport.close()
 
@@ -357,6 +361,8 @@ class GatewayProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             return
+        if self._door.is_draining and not self._is_busy:
+            self._close_soon()
         if self.pipeline:
             self.flow.pause_reading()  # else each answer lets in many more requests
         elif not self._is_between and self._head_timer is None:
