@@ -122,7 +122,7 @@ def listeners(port: int) -> int:
     That a killed process is a zombie says less: its other threads may still hold what it had open.
     """
     return sum(
-        one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in psutil.net_connections("tcp")
+        one.status == psutil.CONN_LISTEN and one.laddr[1] == port for one in psutil.net_connections("tcp")
     )
 
 

@@ -9,7 +9,8 @@ import ray
 import yaml
 from ray import serve
 
-from serving.deployments import APP_NAME, build
+from serving.core.ray_application import APP_NAME
+from serving.deployments import build
 
 
 def main(address: str, path: str) -> None:
