@@ -121,9 +121,8 @@ def listeners(port: int) -> int:
 
     That a killed process is a zombie says less: its other threads may still hold what it had open.
     """
-    return sum(
-        one.status == psutil.CONN_LISTEN and one.laddr[1] == port for one in psutil.net_connections("tcp")
-    )
+    listening = [one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+    return sum(one.laddr.port == port for one in listening if one.laddr)
 
 
 def count(streams: list[Stream]) -> collections.Counter[str]:
