@@ -46,7 +46,7 @@ class SimulatedApi:
         served_names: the model names it answers to; the first is the one it gives itself.
         check: raises when the engine is no longer at work.
         max_model_len: tokens, prompt and answer together.
-        killed_by: a prompt with this in it kills the engine; empty: none does.
+        killed_by: a prompt with this in it kills the engine; None: none does.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class SimulatedApi:
         check: Callable[[], None],
         served_names: list[str],
         max_model_len: int,
-        killed_by: str = "",
+        killed_by: str | None = None,
     ) -> None:
         self._batch = batch
         self._check = check
@@ -97,7 +97,7 @@ class SimulatedApi:
             return _refused(*fault)
         prompts = [_num_words(prompt) for prompt in _prompts(body, is_chat)]
         request_id = request.headers.get("x-request-id")
-        kills = bool(self._killed_by) and self._killed_by in str(_prompts(body, is_chat))
+        kills = self._killed_by is not None and self._killed_by in str(_prompts(body, is_chat))
         answer = self._batch.answer(request_id, prompts, _num_choices(body), _max_tokens(body), kills=kills)
         if not body.get("stream"):
             return await self._whole(answer, is_chat, request)
