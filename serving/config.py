@@ -244,6 +244,9 @@ class SimulatedProfile(_Settings):
     stall_after_tokens: int = Field(0, ge=0, le=1_048_576)  # 0: no stall
     stall_ms: float = Field(0, ge=0, le=60_000)
     seed: int = Field(0, ge=0, le=2**63 - 1)
+    killed_by: str | None = Field(
+        None, min_length=1, max_length=100
+    )  # a prompt with this in it ends the process in its first step
     prepared: bool = (
         False  # for `make bench-gateway`: bytes made once a stream, cheap enough for 1,000 of them
     )

@@ -42,6 +42,7 @@ class Reason(StrEnum):
     CLIENT_STALLED = "client_stalled"
     UPSTREAM_BROKE = "upstream_broke"
     UPSTREAM_TIMEOUT = "upstream_timeout"
+    ENGINE_DIED = "engine_died"
     INTERNAL = "internal"
 
 
@@ -76,6 +77,7 @@ ERROR_SHAPES: dict[Reason, ErrorShape] = {
     Reason.CLIENT_STALLED: ErrorShape(499, "client_closed_request"),
     Reason.UPSTREAM_BROKE: ErrorShape(502, "upstream_error"),
     Reason.UPSTREAM_TIMEOUT: ErrorShape(504, "timeout_error"),
+    Reason.ENGINE_DIED: ErrorShape(502, "upstream_error"),
     Reason.INTERNAL: ErrorShape(500, "internal_error"),
 }
 
@@ -116,6 +118,7 @@ class UpstreamError(TandemError):
         blames_replica: False where it says nothing of the replica.
         is_final: another replica would do no better.
         is_answer: the replica's server is there and said that it failed.
+        was_begun: the engine may have begun with the request, so that the request may be why it broke.
     """
 
     def __init__(
@@ -126,12 +129,14 @@ class UpstreamError(TandemError):
         blames_replica: bool = True,
         is_final: bool = False,
         is_answer: bool = False,
+        was_begun: bool = False,
     ) -> None:
         super().__init__(message)
         self.reason = reason
         self.blames_replica = blames_replica
         self.is_final = is_final
         self.is_answer = is_answer
+        self.was_begun = was_begun
 
 
 class LeaseError(TandemError):

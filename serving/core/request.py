@@ -30,6 +30,7 @@ class SchedulingRequest:
         lane: the lane the client pinned, or None to let the scheduler choose.
         prompt_tokens: estimate of the prompt's length, >= 0.
         max_output_tokens: the most the answer may hold, >= 1.
+        num_sequences: what the engine computes side by side for it, prompts x choices, >= 1; each takes a slot.
         needs_plain_decoding: True when it uses sampling options that a speculating engine refuses.
         tenant: who pays; fairness and shares are between tenants.
         band: index of its priority band, 0 for the highest.
@@ -37,7 +38,8 @@ class SchedulingRequest:
         max_queue_s: seconds it may wait; 0: run now or be refused; None: as long as the scheduler allows.
         predicted_output_tokens: what the answer will probably hold, in 1..max_output_tokens; 0: not predicted.
         prefix_blocks: hashes of the prompt's leading blocks, each covering all before it.
-        age_s: seconds since its first arrival, for one that is rerouted.
+        age_s: seconds since its first arrival, for one that is rerouted or submitted again.
+        waited_s: those of them in which it waited for this lease; the rest it spent on a replica that broke.
         avoid_replica: a replica that just failed it.
     """
 
@@ -53,7 +55,9 @@ class SchedulingRequest:
     predicted_output_tokens: int = 0
     prefix_blocks: tuple[int, ...] = ()
     age_s: float = 0.0
+    waited_s: float = 0.0
     avoid_replica: str | None = None
+    num_sequences: int = 1
 
     @property
     def reserved_tokens(self) -> int:
@@ -72,6 +76,7 @@ class Lease:
     request_id: str
     replica_id: str
     reserved_tokens: int  # prompt + maximum output, >= 1
+    num_sequences: int = 1  # slots of the replica
 
 
 class ReplicaVerdict(StrEnum):
@@ -79,6 +84,7 @@ class ReplicaVerdict(StrEnum):
 
     HEALTHY = "healthy"  # it answered, be it with a 4xx
     FAILED = "failed"  # connection refused or broken, timeout, 5xx
+    DIED = "died"  # it broke with the request in its first step, which may be why
     UNTOLD = "untold"  # the client left first
 
 

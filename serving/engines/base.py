@@ -145,7 +145,7 @@ class Engine(Protocol):
 
     @property
     def tally(self) -> EngineTally:
-        """Its own counts. `running` must be true: a replica that stops cuts its streams once that is 0.
+        """Its own counts.
 
         `finished` is what tests trust; its ids contain the `x-request-id` that the request came with.
         """

@@ -17,6 +17,7 @@ from serving.core.errors import TandemError
 from serving.core.lane import ReplicaInfo
 from serving.core.processor_time import group_niceness, niceness, yield_as_group
 from serving.engines.base import Engine
+from serving.engines.door import Door
 from serving.engines.engine_page import with_engine_page
 from serving.engines.metrics import ReplicaCollector
 from serving.engines.route_filter import only_lab_routes
@@ -62,6 +63,7 @@ class EngineReplica:
         self._scheduler_address = scheduler_address
         self._tasks: list[asyncio.Task[None]] = []
         self._server: uvicorn.Server | None = None
+        self._door: Door | None = None
         self._drain_timeout_s = drain_timeout_s
         self._channel: aiohttp.ClientWebSocketResponse | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -79,7 +81,8 @@ class EngineReplica:
             app = with_engine_span(app, self._tracing)
         collector = ReplicaCollector(self._lane.name, self._replica_id, self._engine.tally)
         self._engine.registry.register(collector)
-        paged = with_engine_page(app, self._engine.tally, self._recorder())
+        self._door = Door(app, self._engine.check)
+        paged = with_engine_page(self._door, self._engine.tally, self._recorder())
         self._server, serving, address = await serve_app(paged, host)
         self._engine.served_by(self._server)
         url = f"http://{address}"
@@ -136,8 +139,12 @@ class EngineReplica:
         give_up_at_s = time.monotonic() + self._drain_timeout_s
         # A grant may be on its way here: look for idleness only after it can have arrived.
         await asyncio.sleep(LEAVE_SETTLE_S)
-        while self._has_grace and self._engine.tally.running and time.monotonic() < give_up_at_s:  # noqa: ASYNC110
+        while self._has_grace and self._num_open and time.monotonic() < give_up_at_s:  # noqa: ASYNC110
             await asyncio.sleep(LEAVE_SETTLE_S)
+
+    @property
+    def _num_open(self) -> int:
+        return self._door.num_open if self._door is not None else 0
 
     async def _warm_up(self, url: str) -> None:
         # The first request pays for allocation and lazy set-up; no user should.

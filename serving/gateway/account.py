@@ -74,6 +74,12 @@ class RequestAccount:
         return time.monotonic() - self._arrived_at_s
 
     @property
+    def queued_s(self) -> float:
+        """How long it waited for the leases that it got."""
+        waits_ns = [a.granted_ns - a.submitted_ns for a in self._attempts if a.granted_ns is not None]
+        return sum(waits_ns) / 1e9
+
+    @property
     def lane(self) -> str:
         """Where it runs, or ran last; empty when no replica was granted."""
         return self._held.granted.lane if self._held else ""
@@ -113,7 +119,7 @@ class RequestAccount:
             yield
             verdict = ReplicaVerdict.HEALTHY
         except UpstreamError as error:
-            verdict = ReplicaVerdict.FAILED if error.blames_replica else ReplicaVerdict.UNTOLD
+            verdict = _verdict(error)
             raise
         finally:
             held.end = RequestEnd(verdict, self._first_token_s(held), self._tokens_so_far())
@@ -179,6 +185,12 @@ class RequestAccount:
             prompt_tokens=notes.usage.prompt_tokens,
             output_tokens=notes.usage.output_tokens,
         )
+
+
+def _verdict(error: UpstreamError) -> ReplicaVerdict:
+    if error.reason is Reason.ENGINE_DIED:
+        return ReplicaVerdict.DIED
+    return ReplicaVerdict.FAILED if error.blames_replica else ReplicaVerdict.UNTOLD
 
 
 def request_line(span: RequestSpan) -> str:

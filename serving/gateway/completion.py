@@ -119,7 +119,7 @@ class Completion:
             age_s = self._account.age_s
             if client.has_begun or not self._account.replica_id or _is_late(request, age_s):
                 raise
-            if error.is_final:
+            if error.is_final or error.reason is Reason.ENGINE_DIED:
                 raise
             first = error
         logger.warning("request %s: %s; trying another replica", request.request_id, _line(first))
@@ -127,9 +127,15 @@ class Completion:
             request,
             request_id=f"{request.request_id}-again",
             age_s=age_s,
+            max_queue_s=self._patience_left_s(),
             avoid_replica=self._account.replica_id,
         )
         return await self._run_again(again, client, first)
+
+    def _patience_left_s(self) -> float | None:
+        """How long it may still wait; the time on the replica that broke was no waiting."""
+        patience_s = self._request.scheduling.max_queue_s
+        return None if patience_s is None else max(0.0, patience_s - self._account.queued_s)
 
     async def _run_again(
         self, request: SchedulingRequest, client: ClientResponse, first: UpstreamError
@@ -170,10 +176,21 @@ class Completion:
                             account.first_byte()
                             return await relay(upstream, client, account.notes)
                     except UpstreamError as error:
-                        # What one request made of an engine that is well says nothing of the engine.
-                        if error.is_answer and await services.upstream.is_healthy(granted.url):
-                            error.blames_replica = False
+                        if not (error.is_answer or error.was_begun):
+                            raise
+                        if await services.upstream.is_healthy(granted.url):
+                            # What one request made of an engine that is well says nothing of the engine.
+                            error.blames_replica = error.blames_replica and not error.is_answer
+                        elif error.was_begun and not client.has_begun:
+                            raise _first_step_death(error) from error
                         raise
+
+
+def _first_step_death(error: UpstreamError) -> UpstreamError:
+    """The engine died before the first token of a request, which may be why: it must not reach another engine."""
+    return UpstreamError(
+        Reason.ENGINE_DIED, f"{error}; the engine died in this request's first step, so it is not run again"
+    )
 
 
 def _is_late(request: SchedulingRequest, age_s: float) -> bool:

@@ -82,6 +82,7 @@ def route(
         lane=lane,
         prompt_tokens=prompt_tokens,
         max_output_tokens=_max_output_tokens(body, prompt_tokens, is_chat, config),
+        num_sequences=_num_sequences(body, is_chat, lane, config),
         needs_plain_decoding=any(body.get(option) for option in PLAIN_ONLY_OPTIONS),
         tenant=wishes.tenant,
         band=wishes.band,
@@ -189,6 +190,22 @@ def _max_output_tokens(body: dict[str, Any], prompt_tokens: int, is_chat: bool, 
     default = room if is_chat else DEFAULT_COMPLETION_TOKENS
     asked = _count(body.get("max_completion_tokens") or body.get("max_tokens")) or default
     return min(asked, room) * min(num_prompts * (_count(body.get("n")) or 1), MAX_CHOICES)
+
+
+def _num_sequences(body: dict[str, Any], is_chat: bool, lane: str | None, config: LabConfig) -> int:
+    """Slots that the request takes of its replica: one for each choice of each prompt."""
+    num_prompts = 1 if is_chat else _num_prompts(body.get("prompt"))
+    num_choices = _count(body.get("n")) or 1
+    num_sequences = num_prompts * num_choices
+    lanes = [one for one in config.lanes if one.name == lane or (lane is None and one.takes_unpinned)]
+    widest = max(lanes or config.lanes, key=lambda one: one.max_num_seqs)
+    if num_sequences > widest.max_num_seqs:
+        raise RefusedError(
+            Reason.BAD_REQUEST,
+            f"`n` = {num_choices} choices of each of {num_prompts} prompts: {num_sequences} sequences; "
+            f"a replica runs at most {widest.max_num_seqs} at once (lanes[{widest.name}].max_num_seqs)",
+        )
+    return num_sequences
 
 
 def _num_prompts(prompt: Any) -> int:

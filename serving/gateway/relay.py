@@ -73,7 +73,7 @@ def _noted(notes: StreamNotes, block: bytes) -> bytes:
 def _check(notes: StreamNotes) -> None:
     if notes.error is not None:
         message = f"the engine reported an error: {notes.error}"
-        raise UpstreamError(Reason.UPSTREAM_BROKE, message, is_answer=True)
+        raise UpstreamError(Reason.UPSTREAM_BROKE, message, is_answer=True, was_begun=True)
 
 
 async def _pass_whole(upstream: UpstreamAnswer, client: ClientResponse, notes: StreamNotes) -> Ending:
@@ -84,13 +84,13 @@ async def _pass_whole(upstream: UpstreamAnswer, client: ClientResponse, notes: S
     if upstream.status >= 500:
         quoted = body[:MAX_QUOTED_BYTES].decode(errors="replace")
         message = f"the engine answered {upstream.status}: {quoted}"
-        raise UpstreamError(Reason.UPSTREAM_BROKE, message, is_answer=True)
+        raise UpstreamError(Reason.UPSTREAM_BROKE, message, is_answer=True, was_begun=upstream.was_begun)
     ending, extra = Ending(Outcome.COMPLETED), {}
     if upstream.status == 200:
         said = parse_answer(body)
         if said.error is not None:
             message = f"the engine answered 200 with an error: {said.error}"
-            raise UpstreamError(Reason.UPSTREAM_BROKE, message, is_answer=True)
+            raise UpstreamError(Reason.UPSTREAM_BROKE, message, is_answer=True, was_begun=True)
         notes.usage.take(said)
     if upstream.status >= 400:
         reason = refusal_reason(body)

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from serving.config import GatewayConfig
+from serving.core.engine_paths import NOT_BEGUN_HEADER
 from serving.core.errors import Reason, UpstreamError
 from serving.gateway.client_response import ClientStalledError
 
@@ -30,11 +31,13 @@ class UpstreamAnswer:
     Attributes:
         status: of the head, once `head` has returned.
         content_type: likewise.
+        was_begun: the engine may have begun with the request: its replica does not say that it has not.
     """
 
     def __init__(self, url: str, config: GatewayConfig, *, is_stream: bool) -> None:
         self.status = 0
         self.content_type = "application/json"
+        self.was_begun = True
         self._url = url
         self._config = config
         self._is_stream = is_stream
@@ -114,9 +117,10 @@ class UpstreamAnswer:
         self._connection = connection
         self._heard_at_s = self._loop.time()
 
-    def take_head(self, status: int, content_type: str | None) -> None:
+    def take_head(self, status: int, content_type: str | None, *, was_begun: bool = True) -> None:
         """The head has come."""
         self.status = status
+        self.was_begun = was_begun
         self.content_type = content_type or self.content_type
         self._has_head = True
         self._heard_at_s = self._loop.time()
@@ -156,7 +160,7 @@ class UpstreamAnswer:
     def lose(self, why: str) -> None:
         """The connection broke."""
         message = f"the engine replica broke before its {self._phase}: {why}"
-        self.break_off(UpstreamError(Reason.UPSTREAM_BROKE, message))
+        self.break_off(UpstreamError(Reason.UPSTREAM_BROKE, message, was_begun=True))
 
     # Waiting
 
@@ -235,6 +239,7 @@ class _Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._answer: UpstreamAnswer | None = None
         self._content_type: str | None = None
+        self._was_begun = True
         self._body: list[bytes] = []
         self._ends_by_close = True
         self._is_paused = False
@@ -246,6 +251,7 @@ class _Connection(asyncio.Protocol):
         assert self._transport is not None
         self._answer = answer
         self._content_type = None
+        self._was_begun = True
         self._ends_by_close = True
         answer.begin(self)
         self._transport.writelines((head, body))
@@ -318,13 +324,15 @@ class _Connection(asyncio.Protocol):
         match name.lower():
             case b"content-type":
                 self._content_type = value.decode("latin-1")
+            case _ if name.lower() == NOT_BEGUN_HEADER:
+                self._was_begun = False
             case b"content-length" | b"transfer-encoding":
                 self._ends_by_close = False
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         if self._answer is not None and status >= 200:
-            self._answer.take_head(status, self._content_type)
+            self._answer.take_head(status, self._content_type, was_begun=self._was_begun)
 
     def on_body(self, body: bytes) -> None:
         if self._answer is not None:

@@ -113,7 +113,7 @@ def _can_be_in_time(request: SchedulingRequest, lab: LabView) -> Refusal | None:
     Who can run now is not refused by an expectation: a wrong one could never be put right if all were refused.
     """
     wait_s = lab.expected_wait_s or 0.0
-    patience_s = math.inf if request.max_queue_s is None else request.max_queue_s - request.age_s
+    patience_s = math.inf if request.max_queue_s is None else request.max_queue_s - request.waited_s
     if not lab.has_room and wait_s > patience_s:
         return Refusal(
             Reason.DEADLINE_UNREACHABLE,

@@ -150,7 +150,9 @@ class SchedulerClient:
             if not pending.answer.done():
                 # It waited already, with no scheduler or with the one before.
                 waited_s = time.monotonic() - pending.since_s
-                self._tell(Submit(replace(pending.request, age_s=pending.request.age_s + waited_s)))
+                request = pending.request
+                age_s, waited_s = request.age_s + waited_s, request.waited_s + waited_s
+                self._tell(Submit(replace(request, age_s=age_s, waited_s=waited_s)))
         sender = asyncio.create_task(_send_all(socket, outbox))
         try:
             await listen(socket, lambda line: self._hear(decode_from_scheduler(line)))
@@ -173,7 +175,10 @@ class SchedulerClient:
             return  # the client left; Withdraw is on its way and gives the lease back
         if isinstance(message, Granted):
             self._held[message.request_id] = Lease(
-                message.request_id, message.replica_id, pending.request.reserved_tokens
+                message.request_id,
+                message.replica_id,
+                pending.request.reserved_tokens,
+                pending.request.num_sequences,
             )
             pending.answer.set_result(message)
         else:

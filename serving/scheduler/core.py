@@ -17,7 +17,7 @@ from serving.core.lane import ReplicaInfo
 from serving.core.request import Lease, ReplicaVerdict, RequestEnd, SchedulingRequest
 from serving.scheduler.admission import LabView, QueueLimits, Refusal, admit
 from serving.scheduler.estimator import DrainRate, LaneEstimator, OutputPredictor
-from serving.scheduler.fleet import Fleet
+from serving.scheduler.fleet import Fleet, Kept
 from serving.scheduler.ledger import Ledger
 from serving.scheduler.order import WaitingRequest, order_policy
 from serving.scheduler.placement import ReplicaState, placement_policy
@@ -128,8 +128,7 @@ class SchedulerCore:
         if refusal is not None:
             self._note(refusal, request, now_s)
             return refusal
-        arrived_at_s = now_s - request.age_s
-        self._queue.join(request, arrived_at_s, arrived_at_s + self._patience_s(request))
+        self._queue.join(request, now_s - request.age_s, self._give_up_at_s(request, now_s))
         return None
 
     def dispatch(self, now_s: float) -> list[Grant]:
@@ -137,8 +136,14 @@ class SchedulerCore:
         grants: list[Grant] = []
         if now_s < self._settled_at_s:
             return grants
-        while waiting := self._queue.head(lambda eligibility: self._fleet.has_room(eligibility, now_s)):
-            grants.append(self._place(waiting, now_s))
+        kept = Kept()
+        while waiting := self._queue.head(lambda kind: self._fleet.has_slot(kind, now_s, kept)):
+            kind = Eligibility.of(waiting.request)
+            if candidates := self._fleet.with_room(kind, now_s, kept):
+                grants.append(self._place(waiting, candidates, now_s))
+            else:
+                # Its turn, and no replica has all of its slots free: those behind it must not take them one by one.
+                self._fleet.keep_for(kind, now_s, kept)
         return grants
 
     def release(self, request_id: str, now_s: float, end: RequestEnd = UNTOLD_END) -> Lease:
@@ -175,7 +180,7 @@ class SchedulerCore:
         for waiting in self._queue.out_of_patience(now_s):
             request = waiting.request
             self._queue.leave(request.request_id)
-            waited_s = now_s - waiting.arrived_at_s
+            waited_s = waiting.waited_s(now_s)
             refusal = Refusal(
                 Reason.QUEUE_TIMEOUT,
                 f"waited {waited_s:.1f} s for a replica; the limit was {self._patience_s(request):g} s "
@@ -248,16 +253,18 @@ class SchedulerCore:
     def _waiting_tokens(self, lane: str | None) -> int:
         return self._queue.by_lane.get(lane, Backlog()).tokens
 
-    def _place(self, waiting: WaitingRequest, now_s: float) -> Grant:
+    def _place(self, waiting: WaitingRequest, candidates: list[ReplicaState], now_s: float) -> Grant:
         request = waiting.request
         self._queue.leave(request.request_id)
-        replica = self._placement.choose(request, self._fleet.with_room(Eligibility.of(request), now_s))
-        lease = Lease(request.request_id, replica.info.replica_id, request.reserved_tokens)
+        replica = self._placement.choose(request, candidates)
+        lease = Lease(
+            request.request_id, replica.info.replica_id, request.reserved_tokens, request.num_sequences
+        )
         self._ledger.acquire(lease)
         replica.breaker.sent(request.request_id)
         self._order.dispatched(request)
         self._running[request.request_id] = _Running(request, replica.info.lane, now_s)
-        return Grant(lease, replica.info, now_s - waiting.arrived_at_s, request)
+        return Grant(lease, replica.info, waiting.waited_s(now_s), request)
 
     def _predicted(self, request: SchedulingRequest) -> SchedulingRequest:
         if request.predicted_output_tokens:
@@ -269,13 +276,22 @@ class SchedulerCore:
         limits = (self._config.max_queue_wait_s, request.max_queue_s, request.ttft_deadline_s)
         return min(limit for limit in limits if limit is not None)
 
+    def _give_up_at_s(self, request: SchedulingRequest, now_s: float) -> float:
+        """Limits of waiting count what it has waited; the deadline of its first token, from its arrival."""
+        limits = [self._config.max_queue_wait_s - request.waited_s]
+        if request.max_queue_s is not None:
+            limits.append(request.max_queue_s - request.waited_s)
+        if request.ttft_deadline_s is not None:
+            limits.append(request.ttft_deadline_s - request.age_s)
+        return now_s + min(limits)
+
     def _view(self, request: SchedulingRequest, eligibility: Eligibility, now_s: float) -> LabView:
         places = self._fleet.places(eligibility)
         can_place = now_s >= self._settled_at_s
         has_room = (
             can_place
             and self._fleet.has_room(eligibility, now_s)
-            and not self._queue.has_any(lambda other: self._fleet.has_room(other, now_s))
+            and not self._queue.has_any(lambda other: self._fleet.has_slot(other, now_s))
         )
         estimators = [self._lane(name) for name in places.lanes]
         first_token = [e.first_token_s for e in estimators if e.first_token_s is not None]
@@ -319,7 +335,7 @@ class SchedulerCore:
             self._ledger.forget(lease.replica_id)
         elif verdict is ReplicaVerdict.HEALTHY:
             replica.breaker.succeeded(lease.request_id)
-        elif verdict is ReplicaVerdict.FAILED:
+        elif verdict in (ReplicaVerdict.FAILED, ReplicaVerdict.DIED):
             replica.breaker.failed(lease.request_id, now_s)
         else:
             replica.breaker.untold(lease.request_id)

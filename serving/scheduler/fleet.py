@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from serving.core.lane import ReplicaInfo
 from serving.scheduler.breaker import Breaker
@@ -16,15 +16,26 @@ class Places:
     """Where requests of one eligibility may run.
 
     Attributes:
-        limits: for each replica, how many requests it may hold when one of these joins; slots reserved
+        limits: for each replica, how many sequences it may hold when one of these joins; slots reserved
             for higher bands are taken off.
-        num_slots: their sum, such requests that may run at once.
+        num_slots: their sum, sequences of such requests that may run at once.
     """
 
     replicas: tuple[ReplicaState, ...]
     limits: tuple[int, ...]
     lanes: frozenset[str]
     num_slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """While requests are placed: replicas whose slots are kept for a request that lacks some, and who waits so."""
+
+    replicas: set[str] = field(default_factory=set)
+    waiting: set[Eligibility] = field(default_factory=set)
+
+
+NOTHING_KEPT = Kept()
 
 
 class Fleet:
@@ -89,13 +100,16 @@ class Fleet:
             )
         return places
 
-    def with_room(self, eligibility: Eligibility, now_s: float) -> list[ReplicaState]:
-        """Replicas that can take one more such request now."""
+    def with_room(
+        self, eligibility: Eligibility, now_s: float, kept: Kept = NOTHING_KEPT
+    ) -> list[ReplicaState]:
+        """Replicas that have all the slots of one more such request free now."""
         places = self.places(eligibility)
         return [
             replica
             for replica, limit in zip(places.replicas, places.limits, strict=True)
-            if replica.load.running < limit and replica.breaker.lets_through(now_s)
+            if _fits(replica, limit, eligibility.num_sequences, now_s)
+            and replica.info.replica_id not in kept.replicas
         ]
 
     def has_room(self, eligibility: Eligibility, now_s: float) -> bool:
@@ -103,6 +117,33 @@ class Fleet:
         # A plain loop: this runs several times per decision, mostly over full replicas.
         places = self.places(eligibility)
         for replica, limit in zip(places.replicas, places.limits, strict=True):
-            if replica.load.running < limit and replica.breaker.lets_through(now_s):
+            if _fits(replica, limit, eligibility.num_sequences, now_s):
                 return True
         return False
+
+    def has_slot(self, eligibility: Eligibility, now_s: float, kept: Kept = NOTHING_KEPT) -> bool:
+        """Whether any replica has a slot free for such requests, if not all that one of them takes."""
+        if eligibility in kept.waiting:
+            return False
+        places = self.places(eligibility)
+        for replica, limit in zip(places.replicas, places.limits, strict=True):
+            if _fits(replica, limit, 1, now_s) and replica.info.replica_id not in kept.replicas:
+                return True
+        return False
+
+    def keep_for(self, eligibility: Eligibility, now_s: float, kept: Kept) -> None:
+        """Keep the emptiest replica that such a request may run on for it; at least one has a slot free."""
+        places = self.places(eligibility)
+        free = [
+            (limit - replica.load.sequences, replica.info.replica_id)
+            for replica, limit in zip(places.replicas, places.limits, strict=True)
+            if _fits(replica, limit, 1, now_s) and replica.info.replica_id not in kept.replicas
+        ]
+        kept.replicas.add(max(free)[1])
+        kept.waiting.add(eligibility)
+
+
+def _fits(replica: ReplicaState, limit: int, num_sequences: int, now_s: float) -> bool:
+    # One that is wider than the limit runs alone: else it would wait for ever.
+    is_free = replica.load.sequences + min(num_sequences, limit) <= limit
+    return is_free and limit > 0 and replica.breaker.lets_through(now_s)

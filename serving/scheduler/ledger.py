@@ -10,10 +10,14 @@ from serving.core.request import Lease
 
 @dataclass(slots=True)
 class Load:
-    """What is booked on one replica now. Read it; only the ledger writes it."""
+    """What is booked on one replica now. Read it; only the ledger writes it.
+
+    `running` are requests; `sequences` the slots they take, one for each choice of each prompt.
+    """
 
     running: int = 0
     outstanding_tokens: int = 0
+    sequences: int = 0
 
 
 class Ledger:
@@ -40,6 +44,7 @@ class Ledger:
         self._leases[lease.request_id] = lease
         load = self.load(lease.replica_id)
         load.running += 1
+        load.sequences += lease.num_sequences
         load.outstanding_tokens += lease.reserved_tokens
 
     def release(self, request_id: str) -> Lease:
@@ -53,6 +58,7 @@ class Ledger:
             raise LeaseError(f"request {request_id!r} holds no lease: released twice, or never granted")
         load = self._loads[lease.replica_id]
         load.running -= 1
+        load.sequences -= lease.num_sequences
         load.outstanding_tokens -= lease.reserved_tokens
         return lease
 

@@ -45,6 +45,10 @@ class WaitingRequest:
         wanted_s = self.request.ttft_deadline_s
         return math.inf if wanted_s is None else self.arrived_at_s + wanted_s
 
+    def waited_s(self, now_s: float) -> float:
+        """How long it has waited for a lease; what it spent on a replica that broke is no waiting."""
+        return now_s - self.arrived_at_s - (self.request.age_s - self.request.waited_s)
+
 
 class Subqueue(Protocol):
     """Requests that the same replicas can serve, in a policy's order."""

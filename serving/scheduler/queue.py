@@ -27,10 +27,17 @@ class Eligibility:
     needs_plain_decoding: bool
     band: int
     avoid_replica: str | None = None
+    num_sequences: int = 1
 
     @classmethod
     def of(cls, request: SchedulingRequest) -> Eligibility:
-        return cls(request.lane, request.needs_plain_decoding, request.band, request.avoid_replica)
+        return cls(
+            request.lane,
+            request.needs_plain_decoding,
+            request.band,
+            request.avoid_replica,
+            request.num_sequences,
+        )
 
 
 class GroupKey(NamedTuple):

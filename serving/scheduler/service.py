@@ -19,7 +19,7 @@ from fastapi import FastAPI, Response, WebSocket, WebSocketDisconnect
 
 from serving.config import LaneConfig, SchedulerConfig
 from serving.core.errors import LeaseError
-from serving.core.request import RequestEnd, SchedulingRequest
+from serving.core.request import ReplicaVerdict, RequestEnd, SchedulingRequest
 from serving.metrics.registry import CONTENT_TYPE, exposition
 from serving.metrics.tenant_label import OTHER_TENANTS
 from serving.scheduler.admission import Refusal
@@ -211,11 +211,18 @@ class SchedulerService:
     def _release(self, gateway: _Gateway, request_id: str, end: RequestEnd) -> None:
         self._disown(request_id)
         try:
-            self._core.release(request_id, self._clock(), end)
+            lease = self._core.release(request_id, self._clock(), end)
         except LeaseError as error:
             # A fault in the gateway must be seen, and must not take the scheduler down.
             self.metrics.lease_errors.inc()
             logger.error("gateway %s: %s", gateway.hello.gateway_id, error)
+            return
+        if end.verdict is ReplicaVerdict.DIED:
+            logger.error(
+                "replica %s died with request %s in its first step; that request is not run again",
+                lease.replica_id,
+                request_id,
+            )
 
     def _dispatch(self) -> None:
         """Tell the gateways of each request that the core has placed."""
@@ -298,6 +305,7 @@ class SchedulerService:
                     "breaker": replica.breaker.state(now_s),
                     "failures_in_a_row": replica.breaker.failures,
                     "running": replica.load.running,
+                    "running_sequences": replica.load.sequences,
                     "max_running": replica.info.max_running,
                     "outstanding_tokens": replica.load.outstanding_tokens,
                     "url": replica.info.url,

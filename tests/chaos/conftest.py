@@ -28,7 +28,7 @@ CONFIG: dict[str, Any] = {
             "engine": "simulated",
             "replicas": REPLICAS,
             "max_num_seqs": 8,
-            "simulated": {"ttft_ms": 30, "step_ms": 10},
+            "simulated": {"ttft_ms": 30, "step_ms": 10, "killed_by": "poison"},
         }
     ],
 }

@@ -36,9 +36,10 @@ async def stream(
     max_tokens: int,
     seen: Stream,
     headers: dict[str, str] | None = None,
+    prompt: str = "x",
 ) -> Stream:
     """Read one answer to its end, noting into `seen` on the way."""
-    body = {"model": "sim", "prompt": "x", "max_tokens": max_tokens, "stream": True}
+    body = {"model": "sim", "prompt": prompt, "max_tokens": max_tokens, "stream": True}
     try:
         async with client.post(f"{lab.url}/v1/completions", json=body, headers=headers) as answer:
             seen.status = answer.status

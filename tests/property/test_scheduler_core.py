@@ -134,7 +134,9 @@ class CoreMachine(RuleBasedStateMachine):
         for fields in batch:
             self.serial += 1
             fields = fields | ALIKE if self.are_alike else fields
-            self.submit_one(SchedulingRequest(request_id=f"q{self.serial}", **fields))
+            self.submit_one(
+                SchedulingRequest(request_id=f"q{self.serial}", waited_s=fields["age_s"], **fields)
+            )
             if dispatches:  # as the service does
                 self.dispatch()
 
@@ -331,7 +333,10 @@ class CoreMachine(RuleBasedStateMachine):
         for lease in self.running.values():
             self.core.adopt(lease)
         self.adopted = set(self.running)
-        again = [replace(request, age_s=self.now_s - at_s) for request, at_s in self.waiting.values()]
+        again = [
+            replace(request, age_s=self.now_s - at_s, waited_s=self.now_s - at_s)
+            for request, at_s in self.waiting.values()
+        ]
         self.waiting = {}
         for request in again:
             self.submit_one(request)

@@ -46,6 +46,7 @@ class SimulatedApi:
         served_names: the model names it answers to; the first is the one it gives itself.
         check: raises when the engine is no longer at work.
         max_model_len: tokens, prompt and answer together.
+        killed_by: a prompt with this in it kills the engine; None: none does.
     """
 
     def __init__(
@@ -54,11 +55,13 @@ class SimulatedApi:
         check: Callable[[], None],
         served_names: list[str],
         max_model_len: int,
+        killed_by: str | None = None,
     ) -> None:
         self._batch = batch
         self._check = check
         self._served_names = served_names
         self._max_model_len = max_model_len
+        self._killed_by = killed_by
 
     def app(self) -> ASGIApp:
         """The application of the API."""
@@ -94,7 +97,8 @@ class SimulatedApi:
             return _refused(*fault)
         prompts = [_num_words(prompt) for prompt in _prompts(body, is_chat)]
         request_id = request.headers.get("x-request-id")
-        answer = self._batch.answer(request_id, prompts, _num_choices(body), _max_tokens(body))
+        kills = self._killed_by is not None and self._killed_by in str(_prompts(body, is_chat))
+        answer = self._batch.answer(request_id, prompts, _num_choices(body), _max_tokens(body), kills=kills)
         if not body.get("stream"):
             return await self._whole(answer, is_chat, request)
         sent = SentStream(answer.request_id, sum(prompts), received_monotonic_ns)

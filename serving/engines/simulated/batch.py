@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import random
 import time
 from collections import deque
@@ -15,6 +16,8 @@ from serving.config import ROUNDING_S, SimulatedProfile
 from serving.engines.base import EngineTally, FinishedRequest
 from serving.engines.simulated.metrics import SimulatedMetrics
 from serving.engines.steps.log import RequestStep, StepLog, StepWriter
+
+KILLED_STATUS = 70  # of a process that a request killed
 
 
 class Chunk(NamedTuple):
@@ -33,6 +36,7 @@ class SimulatedRequest:
         choice: its index in the answer.
         chunks: gets each chunk as it is made; all choices of an answer have the same.
         next_due_s: no token before the first step that is due then.
+        kills: its first step ends the engine's process.
     """
 
     request_id: str
@@ -45,6 +49,7 @@ class SimulatedRequest:
     prefilled: int = 0  # of the prompt, before the step of the first token
     started_at_s: float = 0.0
     next_due_s: float = 0.0
+    kills: bool = False
 
     def emit(self, tokens: int) -> None:
         tokens = min(tokens, self.max_tokens - self.made)
@@ -95,7 +100,13 @@ class SimulatedBatch:
         self._step_writer = StepWriter(self.step_log.path)
 
     def answer(
-        self, request_id: str | None, prompts: Sequence[int], num_choices: int, max_tokens: int
+        self,
+        request_id: str | None,
+        prompts: Sequence[int],
+        num_choices: int,
+        max_tokens: int,
+        *,
+        kills: bool = False,
     ) -> SimulatedAnswer:
         """An answer of that size, not yet in the engine."""
         serials = [next(self._serial) for _ in range(len(prompts) * num_choices)]
@@ -109,6 +120,7 @@ class SimulatedBatch:
                 max_tokens,
                 random.Random(f"{self._profile.seed}-{serial}"),
                 chunks,
+                kills=kills,
             )
             for choice, serial in enumerate(serials)
         ]
@@ -172,6 +184,8 @@ class SimulatedBatch:
 
     def _step(self, request: SimulatedRequest, due_at_s: float) -> RequestStep | None:
         """Give a request its tokens, if they are due; what the step did for it, None in a stall."""
+        if request.kills:
+            os._exit(KILLED_STATUS)
         before = request.made
         if due_at_s < request.next_due_s:
             if before:

@@ -29,7 +29,9 @@ class SimulatedEngine:
         self._batch = SimulatedBatch(
             lane.simulated, lane.max_num_seqs, kv_tokens=lane.max_num_seqs * max_model_len
         )
-        self._api = SimulatedApi(self._batch, self.check, served_names, max_model_len)
+        self._api = SimulatedApi(
+            self._batch, self.check, served_names, max_model_len, lane.simulated.killed_by
+        )
         self._stepper: asyncio.Task[None] | None = None
 
     @property

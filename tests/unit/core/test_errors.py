@@ -30,6 +30,7 @@ ALL_OTHERS = {
     Reason.QUEUE_TIMEOUT: 504,
     Reason.UPSTREAM_BROKE: 502,
     Reason.UPSTREAM_TIMEOUT: 504,
+    Reason.ENGINE_DIED: 502,
     Reason.INTERNAL: 500,
 }
 

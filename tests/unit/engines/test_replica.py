@@ -127,6 +127,19 @@ async def test_a_leaving_replica_does_not_announce_itself_to_the_next_scheduler(
         await closing
 
 
+async def test_a_request_in_its_first_step_is_waited_for_too() -> None:
+    """vLLM counts a request with its first output; a replica that stopped before that cut it."""
+    async with scene() as one:
+        async with one.streaming(max_tokens=40) as response:
+            tally = one.replica._engine.tally  # noqa: SLF001
+            tally.load = lambda running, waiting: None  # type: ignore[method-assign]
+            tally.step = lambda running, waiting, ended_at_s: None  # type: ignore[method-assign]
+            tally.running = 0
+            closing = asyncio.create_task(one.replica.close())
+            assert (await response.content.read()).endswith(b"data: [DONE]\n\n")
+        await closing
+
+
 async def test_a_stream_that_does_not_end_is_left_at_the_limit() -> None:
     async with scene(drain_timeout_s=0.05) as one, one.streaming(max_tokens=100_000):
         async with asyncio.timeout(5):
@@ -156,16 +169,16 @@ async def test_one_of_another_release_says_so_once_and_joins_when_the_right_sche
     monkeypatch.setattr(channel_module, "REFUSED_DELAY_S", 0.01)
     async with control_plane() as plane:
         finder = CountingFinder(plane)
-        monkeypatch.setattr(protocol, "PROTOCOL_VERSION", 3)  # the scheduler's; the hello has its own already
+        monkeypatch.setattr(protocol, "PROTOCOL_VERSION", 4)  # the scheduler's; the hello has its own already
         replica = made(finder.find)
         await replica.start("127.0.0.1")
         await until(lambda: finder.found >= 4)
         replica.check()
         assert plane.service.replicas() == []
         (said,) = [record.getMessage() for record in caplog.records if record.name == channel_module.__name__]
-        assert "replica_hello of control protocol 2, but this scheduler" in said
-        assert "speaks 3: start all from one release; trying again every 0.01 s" in said
-        monkeypatch.setattr(protocol, "PROTOCOL_VERSION", 2)
+        assert "replica_hello of control protocol 3, but this scheduler" in said
+        assert "speaks 4: start all from one release; trying again every 0.01 s" in said
+        monkeypatch.setattr(protocol, "PROTOCOL_VERSION", 3)
         await until(lambda: plane.is_ready("b-1"))
         await replica.close()
 

@@ -71,7 +71,7 @@ class FakeEngine:
     """
 
     script: Script | None = None
-    is_healthy: bool = False
+    is_healthy: bool = True
     url: str = ""
     num_open: int = 0
     requests: list[Exchange] = field(default_factory=list)

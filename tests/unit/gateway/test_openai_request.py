@@ -191,9 +191,7 @@ def test_wrong_stream_options_are_left_for_the_engine_to_refuse(options: Any) ->
         ({"prompt": [[1, 2], [3]], "max_tokens": 5}, False, 10),
         ({"prompt": [1, 2, 3], "max_tokens": 5}, False, 5),
         ({"prompt": [], "max_tokens": 5}, False, 5),
-        ({"prompt": ["x"] * 1000, "max_tokens": 5}, False, 5 * 128),
         ({"max_tokens": 5, "n": "two"}, True, 5),
-        ({"max_tokens": 5, "n": 2**63 - 1}, True, 5 * 128),
     ],
 )
 def test_the_most_an_answer_may_hold(fields: dict[str, Any], is_chat: bool, tokens: int) -> None:
@@ -248,7 +246,53 @@ def test_options_that_speculation_refuses(fields: dict[str, Any], needed: bool) 
     )
 )
 def test_any_value_of_any_field_is_routed(fields: dict[str, Any]) -> None:
-    found = routed(**fields)
+    try:
+        found = routed(**fields)
+    except RefusedError as refusal:
+        assert "`n` = " in str(refusal)  # noqa: PT017 - most are routed
+        return
     assert found.scheduling.prompt_tokens >= 0
     assert 1 <= found.scheduling.max_output_tokens <= MAX_MODEL_LEN * 128
     assert json.loads(found.body)["model"] == MODEL
+
+
+# Slots
+
+SLOTS = CONFIG.lanes[0].max_num_seqs
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_chat", "num_sequences"),
+    [
+        ({}, True, 1),
+        ({"n": 3}, True, 3),
+        ({"prompt": ["x", "y"], "n": 2}, False, 4),
+        ({"prompt": [1, 2, 3]}, False, 1),
+        ({"prompt": ["x"] * SLOTS}, False, SLOTS),
+        ({"n": "two"}, True, 1),
+    ],
+)
+def test_a_request_takes_a_slot_for_each_choice_of_each_prompt(
+    fields: dict[str, Any], is_chat: bool, num_sequences: int
+) -> None:
+    assert routed(is_chat=is_chat, **fields).scheduling.num_sequences == num_sequences
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_chat", "said"),
+    [
+        ({"n": SLOTS + 1}, True, f"`n` = {SLOTS + 1} choices of each of 1 prompts"),
+        ({"prompt": ["x"] * (SLOTS + 1)}, False, f"of each of {SLOTS + 1} prompts"),
+        ({"prompt": ["x"] * SLOTS, "n": 2}, False, f"{2 * SLOTS} sequences"),
+        ({"n": 2**63 - 1}, True, "`n` = "),
+    ],
+)
+@pytest.mark.parametrize("model", [MODEL, f"{MODEL}:batched"])
+def test_more_sequences_than_a_replica_has_slots_are_refused(
+    model: str, fields: dict[str, Any], is_chat: bool, said: str
+) -> None:
+    with pytest.raises(RefusedError) as caught:
+        routed(model=model, is_chat=is_chat, **fields)
+    assert caught.value.reason is Reason.BAD_REQUEST
+    assert said in str(caught.value)
+    assert f"at most {SLOTS} at once (lanes[batched].max_num_seqs)" in str(caught.value)

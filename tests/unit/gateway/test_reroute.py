@@ -84,7 +84,8 @@ async def test_it_runs_on_another_replica(breaks: Any, second: FakeEngine) -> No
         assert reroutes(lab) == {"completed": 1}
         await until(lambda: lab.plane.counts == (0, 0))
         failures = {one["replica"]: one["failures_in_a_row"] for one in lab.plane.lane("batched")["replicas"]}
-        assert sorted(failures.values()) == [0, 1], "the verdict is on the one that broke"
+        is_answer = breaks not in (dies_at_once, _dies_within_its_first_event)
+        assert sorted(failures.values()) == [0, 0 if is_answer else 1], "the verdict is on the one that broke"
 
 
 @pytest.mark.parametrize(
@@ -101,8 +102,62 @@ async def test_what_one_request_makes_of_a_healthy_engine_opens_no_breaker(poiso
         (replica,) = lab.plane.lane("batched")["replicas"]
         assert (replica["breaker"], replica["failures_in_a_row"]) == ("closed", 0)
         lab.engine.is_healthy = False
-        await lab.post(STREAM)
+        for _ in range(2):
+            assert (await lab.post(STREAM)).error_code == "engine_died"
         await until(lambda: bool(lab.plane.lane("batched")["replicas"][0]["breaker"] == "open"))
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+@pytest.mark.parametrize(
+    "dies", [dies_at_once, answers(b'{"error": {"message": "EngineDeadError"}}', 500)], ids=["reset", "500"]
+)
+async def test_a_request_in_whose_first_step_the_engine_died_is_not_run_again(
+    dies: Script, is_stream: bool, second: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be what killed it, and would kill the next one."""
+    async with gateway_lab() as lab, lab.plane.replica("b2", "batched", url=second.url):
+        for engine in (lab.engine, second):
+            engine.script, engine.is_healthy = dies, False
+        caller = await lab.post(STREAM | {"stream": is_stream})
+        assert (caller.status, caller.error_code) == (502, "engine_died")
+        assert caller.answer_headers["x-tandem-reason"] == "engine_died"
+        (sent,) = lab.engine.requests + second.requests
+        assert lab.ended == {("batched", "failed", "engine_died"): 1}
+        assert reroutes(lab) == {}
+        request_id = sent.headers["x-request-id"]
+        await until(lambda: f"died with request {request_id} in its first step" in caplog.text)
+
+
+async def test_a_request_that_found_the_engine_dead_runs_on_another(second: FakeEngine) -> None:
+    async def refuses(exchange: Exchange) -> None:
+        head = b"HTTP/1.1 503 X\r\nx-tandem-not-begun: 1\r\ncontent-length: 0\r\n\r\n"
+        exchange.writer.write(head)
+        await exchange.writer.drain()
+
+    async with gateway_lab() as lab, lab.plane.replica("b2", "batched", url=second.url):
+        lab.engine.is_healthy = second.is_healthy = False
+        lab.engine.script = second.script = in_turn(refuses, WELL)
+        assert (await lab.post(STREAM)).got == text("a") + DONE
+        assert reroutes(lab) == {"completed": 1}
+
+
+async def test_the_time_on_a_replica_that_broke_is_no_waiting(second: FakeEngine) -> None:
+    """A reroute whose patience was shorter than the first try was refused, and counted that try as its wait."""
+
+    async def breaks_late(exchange: Exchange) -> None:
+        await asyncio.sleep(0.05)  # longer than the client wants to wait; a real clock runs here
+        exchange.break_off()
+
+    async with gateway_lab() as lab, lab.plane.replica("b2", "batched", url=second.url):
+        lab.engine.script = second.script = in_turn(breaks_late, WELL)
+        headers = {"x-max-queue-ms": "40"}
+        assert (await lab.post(STREAM, headers=headers)).got == text("a") + DONE
+        labels = {"lane": "batched", "band": "normal"}
+        registry = lab.plane.service.metrics.registry
+        assert registry.get_sample_value("tandem_queue_wait_seconds_count", labels) == 2
+        waited_s = registry.get_sample_value("tandem_queue_wait_seconds_sum", labels)
+        assert waited_s is not None
+        assert waited_s < 0.05
 
 
 async def test_a_lone_replica_gets_a_second_chance() -> None:

@@ -277,9 +277,9 @@ async def test_status(row: Row) -> None:
 
 
 def test_every_reason_has_a_row() -> None:
-    # In test_app, test_completion, test_gate, test_server.
+    # In test_app, test_completion, test_gate, test_reroute, test_server.
     elsewhere = {Reason.NOT_FOUND, Reason.METHOD_NOT_ALLOWED, Reason.INTERNAL, Reason.INVALID_API_KEY}
-    elsewhere |= {Reason.TOO_MANY_CONNECTIONS, Reason.CLIENT_STALLED}
+    elsewhere |= {Reason.TOO_MANY_CONNECTIONS, Reason.CLIENT_STALLED, Reason.ENGINE_DIED}
     assert {row.reason for row in ROWS} | elsewhere == set(Reason)
 
 

@@ -128,7 +128,8 @@ def test_the_whole_queue_may_be_one_tenants_when_nothing_says_otherwise() -> Non
     [
         ({"max_queue_s": 4.9}, False),
         ({"max_queue_s": 5.0}, True),
-        ({"max_queue_s": 6.0, "age_s": 1.5}, False),
+        ({"max_queue_s": 6.0, "age_s": 1.5, "waited_s": 1.5}, False),
+        ({"max_queue_s": 6.0, "age_s": 1.5, "waited_s": 0.5}, True),
         ({"ttft_deadline_s": 5.9}, False),
         ({"ttft_deadline_s": 6.0}, True),
         ({"ttft_deadline_s": 7.0, "age_s": 1.5}, False),

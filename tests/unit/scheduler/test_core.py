@@ -531,7 +531,9 @@ def test_nobody_is_run_now_while_the_scheduler_settles() -> None:
         ({"max_queue_s": 30.0}, 10),
         ({"ttft_deadline_s": 4.0}, 4),
         ({"ttft_deadline_s": 4.0, "max_queue_s": 3.0}, 3),
-        ({"max_queue_s": 3.0, "age_s": 1.0}, 2),
+        ({"max_queue_s": 3.0, "age_s": 1.0, "waited_s": 1.0}, 2),
+        ({"max_queue_s": 3.0, "age_s": 50.0}, 3),
+        ({"ttft_deadline_s": 3.0, "age_s": 1.0}, 2),
     ],
 )
 def test_each_waits_as_long_as_it_may(fields: dict[str, Any], gives_up_at_s: float) -> None:
@@ -664,11 +666,63 @@ def test_a_rerouted_request_keeps_its_place(order: str) -> None:
     assert len(rerouted) == 3
 
 
-def test_how_long_a_rerouted_request_waited_counts_from_its_first_arrival() -> None:
+@pytest.mark.parametrize(("waited_s", "expected_s"), [(0.0, 1), (2.0, 3)])
+def test_what_a_request_spent_on_a_replica_that_broke_is_no_waiting(
+    waited_s: float, expected_s: float
+) -> None:
     made = core(replica("r"))
-    made.submit(request("a", age_s=3.0), 6)
-    (grant,) = made.dispatch(7)
-    assert grant.waited_s == 4
+    made.submit(request("a", age_s=30.0, waited_s=waited_s), 60)
+    (grant,) = made.dispatch(61)
+    assert grant.waited_s == expected_s
+
+
+# Requests of several sequences
+
+
+def test_a_request_takes_a_slot_for_each_of_its_sequences() -> None:
+    made = core(replica("r", max_running=4))
+    for name, num_sequences in (("a", 3), ("b", 2), ("c", 1)):
+        made.submit(request(name, num_sequences=num_sequences), 0)
+    assert placed(made) == [("a", "r")], "b lacks a slot, and c comes after b"
+    (state,) = made.replicas()
+    assert (state.load.running, state.load.sequences) == (1, 3)
+    made.release("a", 1)
+    assert placed(made, 1) == [("b", "r"), ("c", "r")]
+    for name in "bc":
+        made.release(name, 2)
+    assert state.load.sequences == 0
+
+
+def test_narrow_requests_do_not_take_the_slots_that_a_wide_one_waits_for() -> None:
+    made = core(replica("r", max_running=4))
+    for name in "abcd":
+        made.submit(request(name), 0)
+    assert len(made.dispatch(0)) == 4
+    made.submit(request("wide", num_sequences=4), 1)
+    for number, name in enumerate("abcd"):
+        made.submit(request(f"narrow{number}"), 2)
+        made.release(name, 2)
+        granted = placed(made, 2)
+    assert granted == [("wide", "r")]
+
+
+def test_a_wide_request_that_waits_holds_up_no_other_replica() -> None:
+    made = core(replica("r1", max_running=2), replica("r2", max_running=2))
+    made.adopt(Lease("x", "r1", 1))
+    made.adopt(Lease("y", "r2", 1))
+    made.submit(request("wide", num_sequences=2), 0)
+    made.submit(request("narrow"), 1)
+    ((name, _),) = placed(made, 1)
+    assert name == "narrow"
+
+
+def test_one_that_is_wider_than_a_replica_runs_there_alone() -> None:
+    made = core(replica("r", max_running=2))
+    made.submit(request("wide", num_sequences=5), 0)
+    made.submit(request("next"), 0)
+    assert placed(made) == [("wide", "r")]
+    made.release("wide", 1)
+    assert placed(made, 1) == [("next", "r")]
 
 
 # What autoscaling goes by
