@@ -581,6 +581,7 @@ PLAIN_WORDS = {
     "model_type": "must be keys and values",
     "model_attributes_type": "must be keys and values",
     "invalid_key": "a key must be text",
+    "invalid-json-value": "must be text, a number, true, false, a list, or keys and values",
     "string_too_short": "must not be empty",
     "string_too_long": "must have at most {max_length} characters",
     "too_short": "must not be empty",
