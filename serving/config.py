@@ -216,6 +216,7 @@ METHODS_OF_KEY = {
     "suffix_decoding_min_token_prob": frozenset({"suffix"}),
 }
 KNOWN_METHODS = frozenset().union(*METHODS_OF_KEY.values())
+METHODS_WITH_PACKAGE = frozenset({"suffix"})  # that no lock has
 
 
 class SpeculationConfig(_Settings):
@@ -267,8 +268,8 @@ class SpeculationConfig(_Settings):
 
     @property
     def needs_vllm(self) -> bool:
-        """Whether it holds what only vLLM can judge."""
-        return self.method not in KNOWN_METHODS or bool(self.model_extra)
+        """Whether it holds what only vLLM can judge, such as whether a package is there."""
+        return self.method not in KNOWN_METHODS - METHODS_WITH_PACKAGE or bool(self.model_extra)
 
     @property
     def draft_directory(self) -> str | None:

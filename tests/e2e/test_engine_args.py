@@ -117,18 +117,19 @@ def test_an_option_is_in_effect_and_on_the_pages(learned: RunningLab) -> None:
     assert {f"--max-logprobs={MAX_LOGPROBS}", "--max-num-batched-tokens=4k"} <= set(replica["arguments"])
 
 
-def test_a_head_drafts_and_the_model_has_the_last_word(learned: RunningLab) -> None:
+def test_a_head_drafts_as_many_tokens_as_the_lane_says(learned: RunningLab) -> None:
     before = drafts(learned)
-    body = {"model": f"{learned.model}:{LANE}", "prompt": "The capital of France is", "max_tokens": 16}
-    first, second = (
-        learned.post("/v1/completions", body | {"temperature": 0, "ignore_eos": True}).json()
-        for _ in range(2)
-    )
-    assert first["choices"][0]["text"] == second["choices"][0]["text"]
-    assert " Paris" in first["choices"][0]["text"]
-    after = drafts(learned)
-    assert after.num_drafts > before.num_drafts
-    assert after.draft_tokens - before.draft_tokens == NUM_DRAFTS * (after.num_drafts - before.num_drafts)
+    body = {
+        "model": f"{learned.model}:{LANE}",
+        "prompt": "Once upon a time",
+        "max_tokens": 8,
+        "temperature": 0,
+    }
+    answer = learned.post("/v1/completions", body | {"ignore_eos": True})
+    assert answer.json()["usage"]["completion_tokens"] == 8
+    drafted = drafts(learned) - before
+    assert drafted.num_drafts > 0
+    assert drafted.draft_tokens == NUM_DRAFTS * drafted.num_drafts
 
 
 @pytest.mark.parametrize("verb", ["up", "doctor"])

@@ -336,7 +336,7 @@ def test_keys_of_one_speculation_method_exist_and_so_does_the_method() -> None:
     [
         ("method: ngram", False),
         ("method: eagle3, model: /models/head", False),
-        ("method: suffix, suffix_decoding_min_token_prob: 0.2", False),
+        ("method: suffix, suffix_decoding_min_token_prob: 0.2", True),
         ("method: mtp", True),
         ("method: custom_class, model: mine.Drafts", True),
         ("method: ngram, num_speculative_tokens_per_batch_size: [[1, 4, 3]]", True),
