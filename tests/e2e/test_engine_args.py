@@ -154,7 +154,7 @@ def test_what_vllm_refuses_is_named_with_its_words_and_starts_nothing(
         "lanes[learned].engine_args.no_such_option = 1: vLLM refuses it: unrecognized arguments: --no-such",
         # The beginning of a name is not the name, or an option that the lab sets could be given by it.
         "lanes[learned].engine_args.max_num_batched = 4096: vLLM refuses it: unrecognized arguments",
-        'lanes[small]: vLLM refuses engine_args = {"enable_chunked_prefill": false, "max_num_batched_tokens": 100}, spec',
+        'lanes[small]: vLLM refuses engine_args = {"enable_chunked_prefill": false, "max_num_batched_tokens": 1',
         "max_num_batched_tokens (100) is smaller than max_model_len",
         'lanes[odd]: vLLM refuses speculation = {"method": "telepathy"',
     ):
