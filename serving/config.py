@@ -13,8 +13,18 @@ from typing import Annotated, Any, Literal, Self, get_args
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    Strict,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
+from serving.core import engine_options
 from serving.core.addresses import GATEWAY_PORT, LOOPBACK
 from serving.core.errors import MAX_SHOWN_CHARS, ConfigError
 from serving.core.lane import ANY_LANE, Strategy
@@ -192,19 +202,44 @@ class SchedulerConfig(_Settings):
         return names.index(name) if name in names else None
 
 
-# Keys of `SpeculationConfig` that one method has: given with another they are refused, and vLLM is not told them.
-METHOD_OF_KEY = {"model": "draft_model", "prompt_lookup_min": "ngram", "prompt_lookup_max": "ngram"}
+# Methods whose drafts come from a checkpoint of their own: a smaller model, or a head on the lab's model.
+METHODS_WITH_DRAFT = frozenset({"draft_model", "eagle", "eagle3"})
+# Keys of `SpeculationConfig` and the methods that have them: with another of these methods they are refused, and
+# vLLM is not told them.
+METHODS_OF_KEY = {
+    "model": METHODS_WITH_DRAFT,
+    "prompt_lookup_min": frozenset({"ngram"}),
+    "prompt_lookup_max": frozenset({"ngram"}),
+    "suffix_decoding_max_tree_depth": frozenset({"suffix"}),
+    "suffix_decoding_max_cached_requests": frozenset({"suffix"}),
+    "suffix_decoding_max_spec_factor": frozenset({"suffix"}),
+    "suffix_decoding_min_token_prob": frozenset({"suffix"}),
+}
+KNOWN_METHODS = frozenset().union(*METHODS_OF_KEY.values())
+METHODS_WITH_PACKAGE = frozenset({"suffix"})  # that no lock has
 
 
 class SpeculationConfig(_Settings):
-    """Draft and verify; the settings have the names of vLLM's `speculative_config`."""
+    """Draft and verify; the settings have the names of vLLM's `speculative_config`.
 
-    method: Literal["ngram", "draft_model"] = "ngram"
-    num_speculative_tokens: int = Field(4, ge=1, le=16)
-    # draft_model: a checkpoint directory on the engine's node, of a model with the same vocabulary.
+    What is not known here, a method or a key, is for vLLM to judge: `needs_vllm` says that it must be asked.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, JsonValue] = Field(init=False)
+
+    method: str = Field("ngram", min_length=1, max_length=64)
+    num_speculative_tokens: int = Field(4, ge=1, le=64)
+    # A checkpoint directory on the engine's node: a model with the same vocabulary, or a head on the lab's model.
     model: str | None = Field(None, min_length=1, max_length=4096)
     prompt_lookup_min: int = Field(2, ge=1, le=16)  # ngram
     prompt_lookup_max: int = Field(4, ge=1, le=16)  # ngram
+    suffix_decoding_max_tree_depth: int = Field(24, ge=1, le=1024)  # suffix: longest match and draft together
+    suffix_decoding_max_cached_requests: int = Field(
+        10_000, ge=0, le=10_000_000
+    )  # suffix: answers remembered
+    suffix_decoding_max_spec_factor: float = Field(1, ge=0, le=64)  # suffix: draft / match, in tokens
+    suffix_decoding_min_token_prob: float = Field(0.1, ge=0, le=1)  # suffix: share of earlier continuations
 
     @model_validator(mode="after")
     def _window(self) -> Self:
@@ -216,15 +251,34 @@ class SpeculationConfig(_Settings):
 
     @model_validator(mode="after")
     def _of_its_method(self) -> Self:
-        if (self.method == "draft_model") != (self.model is not None):
+        if self.method not in KNOWN_METHODS:
+            return self
+        if (self.method in METHODS_WITH_DRAFT) != (self.model is not None):
             raise ValueError(
-                f"model must be given for method draft_model, and only there; method={self.method}"
+                f"model must be given for methods {_listed(METHODS_WITH_DRAFT)}, and not for "
+                f"{_listed(KNOWN_METHODS - METHODS_WITH_DRAFT)}; method={self.method}"
             )
         # Of what was given, not of defaults; `tandem export` keeps them apart, for it writes only what was set.
-        for key in sorted(self.model_fields_set & METHOD_OF_KEY.keys()):
-            if (method := METHOD_OF_KEY[key]) != self.method and getattr(self, key) is not None:
-                raise ValueError(f"{key} is for method {method} only; method={self.method}")
+        for key in sorted(self.model_fields_set & METHODS_OF_KEY.keys()):
+            if self.method not in METHODS_OF_KEY[key] and getattr(self, key) is not None:
+                raise ValueError(
+                    f"{key} is for method {_listed(METHODS_OF_KEY[key])} only; method={self.method}"
+                )
         return self
+
+    @property
+    def needs_vllm(self) -> bool:
+        """Whether it holds what only vLLM can judge, such as whether a package is there."""
+        return self.method not in KNOWN_METHODS - METHODS_WITH_PACKAGE or bool(self.model_extra)
+
+    @property
+    def draft_directory(self) -> str | None:
+        """The checkpoint directory of the drafts; None where `model` is not given, or may be something else."""
+        return self.model if self.method in METHODS_WITH_DRAFT else None
+
+
+def _listed(names: frozenset[str]) -> str:
+    return ", ".join(sorted(names))
 
 
 class SimulatedProfile(_Settings):
@@ -303,6 +357,8 @@ class LaneConfig(_Settings):
     prefix_caching: bool = False
     num_cpus: float = Field(0, ge=0, le=1024)  # what Ray reserves; 0: engines may share cores
     num_gpus: float = Field(0, ge=0, le=16)
+    # Options of `vllm serve` in its own spelling; what the lab sets itself is refused.
+    engine_args: dict[str, JsonValue] | None = None
     speculation: SpeculationConfig | None = None
     simulated: SimulatedProfile | None = None
     autoscaling: AutoscalingConfig | None = None  # `replicas` is then where it starts
@@ -322,6 +378,19 @@ class LaneConfig(_Settings):
             raise ValueError(
                 f"simulated must be given for engine simulated, and only there; engine={self.engine}"
             )
+        return self
+
+    @field_validator("engine_args")
+    @classmethod
+    def _a_lanes_own(cls, given: dict[str, JsonValue] | None) -> dict[str, JsonValue] | None:
+        if faults := engine_options.faults(given or {}):
+            raise ValueError("; ".join(faults))
+        return given
+
+    @model_validator(mode="after")
+    def _engine_has_args(self) -> Self:
+        if self.engine_args and self.engine != "vllm":
+            raise ValueError(f"engine_args are options of `vllm serve`; engine={self.engine}")
         return self
 
     @model_validator(mode="after")
@@ -516,6 +585,7 @@ PLAIN_WORDS = {
     "model_type": "must be keys and values",
     "model_attributes_type": "must be keys and values",
     "invalid_key": "a key must be text",
+    "invalid-json-value": "must be text, a number, true, false, a list, or keys and values",
     "string_too_short": "must not be empty",
     "string_too_long": "must have at most {max_length} characters",
     "too_short": "must not be empty",

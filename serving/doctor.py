@@ -228,6 +228,17 @@ def check_environment(faults: Sequence[str]) -> Check:
     )
 
 
+def check_engine_options(faults: Sequence[str]) -> Check:
+    """Args: faults: what vLLM refuses of the lanes' `engine_args` and `speculation`, each with key and value."""
+    return _check(
+        "engine options",
+        Status.FAIL if faults else None,
+        "; ".join(faults) or "vLLM takes those of the lanes",
+        "options that the installed vLLM takes",
+        "change engine_args or speculation of that lane in the config",
+    )
+
+
 def environment_faults(config: LabConfig) -> list[str]:
     """Variables with which this config's lab would not start here, or would count wrongly, a line each."""
     faults = environment.place_faults() + environment.metrics_faults()

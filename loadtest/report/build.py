@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import click
@@ -99,6 +101,7 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
         ("Versions", ", ".join(f"{name} {version}" for name, version in run.versions.items())),
         ("Model", _model(run)),
         ("Engines", engines),
+        *_engine_options(run),
         ("Seed", str(run.seed)),
         ("Objective", summary.slo or "none given"),
         ("Answers", f"{_answers(run.output_tokens)}, greedy"),
@@ -106,6 +109,15 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
         ("Address", run.base_url),
         ("Status", run.status + (f", in {run.parts} parts" if run.parts > 1 else "")),
     ]
+
+
+def _engine_options(run: RunInfo) -> list[tuple[str, str]]:
+    """The options that each lane's engines were started with; none of engines that have none."""
+    options: dict[str, set[str]] = defaultdict(set)
+    for replica in run.replicas:
+        if arguments := replica.get("arguments"):  # runs of before this key have none
+            options[str(replica["lane"])].add(shlex.join(arguments))
+    return [(f"Options of {lane}", "; or ".join(sorted(given))) for lane, given in options.items()]
 
 
 def _model(run: RunInfo) -> str:

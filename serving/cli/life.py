@@ -21,6 +21,7 @@ from serving.config import LabConfig
 from serving.core.errors import AlreadyRunningError, ConfigError, TandemError
 from serving.core.exit_codes import ExitCode
 from serving.doctor import Check, Status
+from serving.engines import vllm_check
 from serving.gateway import api_keys
 from serving.lab import control, supervisor
 from serving.lab import state as lab_state
@@ -88,6 +89,7 @@ def up(
         _warn_if_open(lab)
         if address is None:
             _have_model(lab, path)
+            _refuse_what_vllm_refuses(lab, path)
     if detach:
         options = [
             part
@@ -151,9 +153,17 @@ def _refuse_what_is_not_here(lab: LabConfig, path: Path, *, has_engines: bool = 
         if has_engines and lab.needs_model and lab.model.path != "auto":
             model_store.resolve(lab.model.path)
         for lane in lab.lanes if has_engines else ():
-            if lane.speculation is not None and lane.speculation.model is not None:
-                model_store.resolve(lane.speculation.model, f"lanes[{lane.name}].speculation.model")
+            if lane.speculation is not None and (draft := lane.speculation.draft_directory) is not None:
+                model_store.resolve(draft, f"lanes[{lane.name}].speculation.model")
         api_keys.read_keys(lab.gateway)
+
+
+def _refuse_what_vllm_refuses(lab: LabConfig, path: Path) -> None:
+    """Raises: ConfigError: with each option of a lane that vLLM does not take, and vLLM's words."""
+    with progress() as say:
+        faults = vllm_check.faults(lab, say)
+    if faults:
+        raise ConfigError("\n".join(f"{path}: {fault}" for fault in faults))
 
 
 def _warn_if_open(lab: LabConfig) -> None:
@@ -268,7 +278,11 @@ def doctor_verb(config_file: Path | None, as_json: bool) -> None:
 
 def _examine(lab: LabConfig) -> list[Check]:
     state = lab_state.read(lab_state.state_dir())
-    return doctor.examine(lab, our_ports=state.ports if state is not None and state.is_alive else ())
+    checks = doctor.examine(lab, our_ports=state.ports if state is not None and state.is_alive else ())
+    if vllm_check.lanes_to_ask_about(lab):
+        with progress() as say:
+            checks.append(doctor.check_engine_options(vllm_check.faults(lab, say)))
+    return checks
 
 
 def check_lines(checks: list[Check]) -> list[str]:

@@ -49,6 +49,7 @@ class EngineFacts:
         device, dtype: `none` without a model.
         niceness: of its process; None where it is not told.
         group_niceness: of its scheduling group; None where it has none of its own.
+        arguments: options of `vllm serve` that it was started with; none of an engine that has none.
     """
 
     name: str
@@ -58,6 +59,7 @@ class EngineFacts:
     dtype: str
     niceness: int | None = None
     group_niceness: int | None = None
+    arguments: tuple[str, ...] = ()
 
 
 def has_model(replica: Mapping[str, Any]) -> bool:

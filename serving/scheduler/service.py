@@ -369,6 +369,7 @@ class SchedulerService:
                 "group_niceness": hello.engine.group_niceness,
                 "dtype": hello.engine.dtype,
                 "device": hello.engine.device,
+                "arguments": list(hello.engine.arguments),
             }
             for hello in (replica.hello for replica in self._replicas.values())
         ]

@@ -29,6 +29,12 @@ lanes:
     strategy: speculative
     speculation: {%s}
 """
+ENGINE_ARGS = """\
+lanes:
+  - name: a
+    strategy: batched
+    engine_args: {%s}
+"""
 
 
 def one_of(names: tuple[str, ...]) -> str:
@@ -135,8 +141,8 @@ def test_the_default_lab_has_the_three_lanes_it_promises() -> None:
             "strategy=batched",
         ),
         (
-            SPECULATIVE % "num_speculative_tokens: 17",
-            "lab.yaml: lanes[fast].speculation.num_speculative_tokens = 17: must be less than or equal to 16",
+            SPECULATIVE % "num_speculative_tokens: 65",
+            "lab.yaml: lanes[fast].speculation.num_speculative_tokens = 65: must be less than or equal to 64",
         ),
         (
             SPECULATIVE % "prompt_lookup_min: 5",
@@ -144,21 +150,47 @@ def test_the_default_lab_has_the_three_lanes_it_promises() -> None:
         ),
         (
             SPECULATIVE % "method: draft_model",
-            "lab.yaml: lanes[fast].speculation: model must be given for method draft_model, and only there; "
-            "method=draft_model",
+            "lab.yaml: lanes[fast].speculation: model must be given for methods draft_model, eagle, eagle3, and "
+            "not for ngram, suffix; method=draft_model",
         ),
         (
             SPECULATIVE % "model: /models/draft",
-            "lab.yaml: lanes[fast].speculation: model must be given for method draft_model, and only there; "
-            "method=ngram",
+            "lab.yaml: lanes[fast].speculation: model must be given for methods draft_model, eagle, eagle3, and "
+            "not for ngram, suffix; method=ngram",
+        ),
+        (
+            SPECULATIVE % "method: eagle3",
+            "lab.yaml: lanes[fast].speculation: model must be given for methods draft_model, eagle, eagle3, and "
+            "not for ngram, suffix; method=eagle3",
+        ),
+        (
+            SPECULATIVE % "method: eagle, model: /models/head, suffix_decoding_max_tree_depth: 8",
+            "lab.yaml: lanes[fast].speculation: suffix_decoding_max_tree_depth is for method suffix only; "
+            "method=eagle",
         ),
         (
             SPECULATIVE % "method: draft_model, model: /models/draft, prompt_lookup_max: 4",
             "lab.yaml: lanes[fast].speculation: prompt_lookup_max is for method ngram only; method=draft_model",
         ),
         (
-            SPECULATIVE % "method: eagle",
-            "lab.yaml: lanes[fast].speculation.method = 'eagle': must be 'ngram' or 'draft_model'",
+            SPECULATIVE % "method: mtp, day: 2026-01-01",
+            "lab.yaml: lanes[fast].speculation.day = 2026-01-01: must be text, a number, true, false, a list, or "
+            "keys and values",
+        ),
+        (
+            ENGINE_ARGS % "port: 80, max_num_seqs: 4, gpu-memory-utilization: 0.5",
+            "lab.yaml: lanes[a].engine_args: port = 80: engines listen where the lab finds them; use gateway.port; "
+            "max_num_seqs = 4: is set by lanes[].max_num_seqs; "
+            "gpu-memory-utilization = 0.5: is set by lanes[].gpu_memory_utilization",
+        ),
+        (
+            ENGINE_ARGS % "seed: 2026-01-01",
+            "lab.yaml: lanes[a].engine_args.seed = 2026-01-01: must be text, a number, true, false, a list, or "
+            "keys and values",
+        ),
+        (
+            "lanes:\n  - {name: a, strategy: batched, engine: simulated, simulated: {}, engine_args: {seed: 1}}\n",
+            "lab.yaml: lanes[a]: engine_args are options of `vllm serve`; engine=simulated",
         ),
         (
             "lanes:\n  - {name: a, strategy: batched, engine: simulated}\n",
@@ -295,8 +327,30 @@ def test_bands_are_numbered_from_the_highest() -> None:
 
 def test_keys_of_one_speculation_method_exist_and_so_does_the_method() -> None:
     fields = config.SpeculationConfig.model_fields
-    assert config.METHOD_OF_KEY.keys() == fields.keys() - {"method", "num_speculative_tokens"}
-    assert set(config.METHOD_OF_KEY.values()) <= set(get_args(fields["method"].annotation))
+    assert config.METHODS_OF_KEY.keys() == fields.keys() - {"method", "num_speculative_tokens"}
+    assert set().union(*config.METHODS_OF_KEY.values()) == config.KNOWN_METHODS
+
+
+@pytest.mark.parametrize(
+    ("settings", "needs"),
+    [
+        ("method: ngram", False),
+        ("method: eagle3, model: /models/head", False),
+        ("method: suffix, suffix_decoding_min_token_prob: 0.2", True),
+        ("method: mtp", True),
+        ("method: custom_class, model: mine.Drafts", True),
+        ("method: ngram, num_speculative_tokens_per_batch_size: [[1, 4, 3]]", True),
+        ("method: ngram, promt_lookup_max: 3", True),
+    ],
+)
+def test_what_is_not_known_of_a_speculation_is_for_vllm_to_judge(
+    settings: str, needs: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "lab.yaml"
+    path.write_text(SPECULATIVE % settings)
+    speculation = config.load(path).lane("fast").speculation
+    assert speculation is not None
+    assert speculation.needs_vllm == needs
 
 
 def test_an_unknown_lane_is_a_key_error() -> None:

@@ -58,6 +58,8 @@ HERE = Path("/cache/model")
         (doctor.check_nofile(-1, -1), Status.OK),
         (doctor.check_environment([]), Status.OK),
         (doctor.check_environment(["VLLM_PORT='x'"]), Status.FAIL),
+        (doctor.check_engine_options([]), Status.OK),
+        (doctor.check_engine_options(["lanes[a].engine_args.seed = 'x': ..."]), Status.FAIL),
         (doctor.check_priorities(True, 14, True), Status.OK),
         (doctor.check_priorities(True, 15, True), Status.WARN),
         (doctor.check_priorities(True, 0, False), Status.OK),

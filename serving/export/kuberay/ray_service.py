@@ -201,9 +201,9 @@ def _reads_models(config: LabConfig) -> bool:
         ConfigError: from neither.
     """
     drafts = [
-        (f"lanes[{lane.name}].speculation.model", lane.speculation.model)
+        (f"lanes[{lane.name}].speculation.model", lane.speculation.draft_directory)
         for lane in config.lanes
-        if lane.speculation is not None and lane.speculation.model is not None
+        if lane.speculation is not None and lane.speculation.draft_directory is not None
     ]
     paths = [(key, path) for key, path in [("model.path", config.model.path), *drafts] if path != "auto"]
     for key, path in paths:

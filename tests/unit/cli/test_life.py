@@ -15,6 +15,7 @@ from serving.cli import clients, life
 from serving.core.errors import AlreadyRunningError, ConfigError, TandemError
 from serving.core.exit_codes import ExitCode
 from serving.doctor import Check, Status
+from serving.engines import vllm_check
 from serving.lab import control
 from serving.lab import state as lab_state
 from tests.unit.cli.verb_runs import LAB, Modules, run, write_state
@@ -63,6 +64,35 @@ def test_a_variable_that_a_library_cannot_read_is_named_before_anything_starts(
     assert (result.exit_code, starts) == (ExitCode.USAGE, [])
     assert result.stderr.startswith(f"error: environment: {name}='tcp://10.0.0.1:8000'")
     assert len(result.stderr.splitlines()) == 1
+
+
+def give_engine_args(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lane with an option that vLLM refuses."""
+    (checkout / "deploy" / "lab.yaml").write_text(
+        LAB.replace("strategy: batched", "strategy: batched, engine_args: {x: 1}")
+    )
+    monkeypatch.setattr(
+        vllm_check, "faults", lambda lab, say: [f"lanes[{lab.lanes[0].name}].engine_args.x = 1: no"]
+    )
+
+
+@pytest.mark.parametrize("arguments", [("up",), ("up", "--detach")])
+def test_an_option_that_vllm_refuses_starts_nothing(
+    arguments: tuple[str, ...], checkout: Path, starts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_engine_args(checkout, monkeypatch)
+    result = run(*arguments)
+    assert (result.exit_code, starts) == (ExitCode.USAGE, ["prepare"])
+    assert result.stderr == "error: deploy/lab.yaml: lanes[batched].engine_args.x = 1: no\n"
+
+
+def test_the_doctor_asks_vllm_about_options(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "engine options" not in run("doctor").stdout
+    give_engine_args(checkout, monkeypatch)
+    result = run("doctor", "--json")
+    (check,) = [one for one in json.loads(result.stdout)["checks"] if one["name"] == "engine options"]
+    assert (result.exit_code, check["status"]) == (ExitCode.FAILED, "fail")
+    assert check["found"] == "lanes[batched].engine_args.x = 1: no"
 
 
 @pytest.mark.parametrize("verb", ["up", "status", "down", "prepare", "doctor"])

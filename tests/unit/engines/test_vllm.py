@@ -64,6 +64,28 @@ def test_memory_is_bounded_in_the_devices_own_terms(device: str) -> None:
     assert found.get("--gpu-memory-utilization") == (["0.6"] if device == "cuda" else None)
 
 
+def test_engine_args_are_added_and_take_the_place_of_the_labs_own_defaults() -> None:
+    given = {
+        "block_size": 32,
+        "enforce-eager": False,
+        "generation_config": "auto",
+        "structured_outputs_config.backend": "guidance",
+    }
+    plain, found = options(batched()), options(batched(engine_args=given))
+    replaced = {"--enforce-eager", "--generation-config", "--structured-outputs-config"}
+    assert plain.keys() >= replaced
+    assert {option for option in found if option not in plain} == {
+        "--block-size=32",
+        "--no-enforce-eager",
+        "--generation-config=auto",
+        '--structured-outputs-config.backend="guidance"',
+    }
+    assert {
+        option: words for option, words in plain.items() if option not in replaced
+    }.items() <= found.items()
+    assert not replaced & found.keys()
+
+
 @pytest.mark.parametrize("is_on", [True, False])
 def test_prefix_caching_is_said_either_way(is_on: bool) -> None:
     found = options(batched(prefix_caching=is_on))
@@ -113,6 +135,58 @@ def test_a_draft_model_is_named_and_nothing_is_said_of_lookup() -> None:
         "model": "/models/draft",
         "num_speculative_tokens": 5,
     }
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (
+            {"method": "eagle3", "model": "/models/head", "parallel_drafting": True},
+            {
+                "method": "eagle3",
+                "model": "/models/head",
+                "num_speculative_tokens": 4,
+                "parallel_drafting": True,
+            },
+        ),
+        (
+            {"method": "suffix", "suffix_decoding_max_tree_depth": 8},
+            {
+                "method": "suffix",
+                "num_speculative_tokens": 4,
+                "suffix_decoding_max_tree_depth": 8,
+                "suffix_decoding_max_cached_requests": 10_000,
+                "suffix_decoding_max_spec_factor": 1,
+                "suffix_decoding_min_token_prob": 0.1,
+            },
+        ),
+        # Of a method that is not known here nothing is added: vLLM has defaults of its own.
+        ({"method": "mtp"}, {"method": "mtp"}),
+        (
+            {"method": "custom_class", "model": "mine.Drafts", "num_speculative_tokens": 2, "x": [1]},
+            {"method": "custom_class", "model": "mine.Drafts", "num_speculative_tokens": 2, "x": [1]},
+        ),
+    ],
+)
+def test_each_method_is_told_its_keys_and_those_that_only_vllm_knows(
+    given: dict[str, Any], told: dict[str, Any]
+) -> None:
+    lane = LaneConfig(
+        name="spec", strategy=Strategy.SPECULATIVE, speculation=SpeculationConfig.model_validate(given)
+    )
+    (said,) = options(lane)["--speculative-config"]
+    assert json.loads(said) == told
+
+
+def test_a_model_that_may_be_no_directory_is_left_to_vllm(tmp_path: Path) -> None:
+    lane = LaneConfig(
+        name="spec",
+        strategy=Strategy.SPECULATIVE,
+        speculation=SpeculationConfig(method="custom_class", model="mine.Drafts"),
+    )
+    engine = VllmEngine(lane, ModelConfig(device="cpu"), tmp_path, ["m"])
+    assert "--speculative-config" in engine.facts.arguments
+    engine.close()
 
 
 def test_a_draft_model_that_is_not_there_is_refused_before_anything_loads(tmp_path: Path) -> None:

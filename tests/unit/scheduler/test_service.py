@@ -723,6 +723,7 @@ async def test_pages_and_metrics() -> None:
             "group_niceness": None,
             "dtype": "none",
             "device": "none",
+            "arguments": [],
         }
         async with http.get("/targets") as page:
             targets = await page.json()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,18 @@ def test_the_page_says_what_was_measured(built: Path) -> None:
         assert text in page, text
     for drawn in draw_all(summarize(*whole_run())):
         assert f'data-figure="{drawn.name}"' in page
+
+
+def test_the_page_says_with_which_options_the_engines_were_started() -> None:
+    run, records = whole_run()
+    replicas = [
+        replica | ({"arguments": ["--seed=1", "--x={a: 1}"]} if replica["lane"] == "batched" else {})
+        for replica in run.run.replicas
+    ]
+    page = render(summarize(replace(run, run=replace(run.run, replicas=replicas)), records), ())
+    assert "Options of batched" in page
+    assert "--seed=1 &#39;--x={a: 1}&#39;" in page
+    assert "Options of speculative" not in page  # a run of before the lab said them
 
 
 def test_figures_are_in_the_page_as_they_are_drawn(built: Path) -> None:
