@@ -20,9 +20,14 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger = Ledger()
         self.live: dict[str, Lease] = {}
 
-    @rule(name=names, replica=st.sampled_from(REPLICAS), tokens=st.integers(1, 1000))
-    def acquire(self, name: str, replica: str, tokens: int) -> None:
-        lease = Lease(name, replica, tokens)
+    @rule(
+        name=names,
+        replica=st.sampled_from(REPLICAS),
+        tokens=st.integers(1, 1000),
+        sequences=st.integers(1, 8),
+    )
+    def acquire(self, name: str, replica: str, tokens: int, sequences: int) -> None:
+        lease = Lease(name, replica, tokens, num_sequences=sequences)
         if name in self.live:
             with pytest.raises(LeaseError):
                 self.ledger.acquire(lease)
@@ -46,7 +51,11 @@ class LedgerMachine(RuleBasedStateMachine):
     def load_is_the_sum_of_live_leases(self) -> None:
         for replica in REPLICAS:
             mine = [lease for lease in self.live.values() if lease.replica_id == replica]
-            assert self.ledger.load(replica) == Load(len(mine), sum(lease.reserved_tokens for lease in mine))
+            assert self.ledger.load(replica) == Load(
+                len(mine),
+                sum(lease.reserved_tokens for lease in mine),
+                sum(lease.num_sequences for lease in mine),
+            )
 
     @invariant()
     def membership_and_order_are_those_of_live_leases(self) -> None:
