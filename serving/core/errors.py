@@ -116,7 +116,7 @@ class UpstreamError(TandemError):
 
     Attributes:
         blames_replica: False where it says nothing of the replica.
-        is_final: another replica would do no better.
+        is_final: the request is not run again: another replica would do no better, or break by it too.
         is_answer: the replica's server is there and said that it failed.
         was_begun: the engine may have begun with the request, so that the request may be why it broke.
     """

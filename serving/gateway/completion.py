@@ -119,7 +119,7 @@ class Completion:
             age_s = self._account.age_s
             if client.has_begun or not self._account.replica_id or _is_late(request, age_s):
                 raise
-            if error.is_final or error.reason is Reason.ENGINE_DIED:
+            if error.is_final:
                 raise
             first = error
         logger.warning("request %s: %s; trying another replica", request.request_id, _line(first))
@@ -189,7 +189,9 @@ class Completion:
 def _first_step_death(error: UpstreamError) -> UpstreamError:
     """The engine died before the first token of a request, which may be why: it must not reach another engine."""
     return UpstreamError(
-        Reason.ENGINE_DIED, f"{error}; the engine died in this request's first step, so it is not run again"
+        Reason.ENGINE_DIED,
+        f"{error}; the engine died in this request's first step, so it is not run again",
+        is_final=True,
     )
 
 
