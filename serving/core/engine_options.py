@@ -15,6 +15,7 @@ _ONE_ENGINE = "a replica is one engine with one server; use lanes[].replicas"
 _OWN_SERVER = "the replica's server is the lab's own, and vLLM's option would change nothing"
 _METRICS = "reports and dashboards need it as it is"
 
+SECRETS = frozenset({"api-key", "hf-token"})  # an error does not repeat the value
 # Options that the lab sets, or that would go unheard in it: why, and what to use. Aliases stand for themselves.
 REFUSED = {
     "model": "is set by model.path",
@@ -22,6 +23,8 @@ REFUSED = {
     "dtype": "is set by model.dtype",
     "max-model-len": "is set by model.max_model_len",
     "max-num-seqs": "is set by lanes[].max_num_seqs",
+    "max-num-active-seqs": "would keep requests waiting in the engine; use lanes[].max_num_seqs",
+    "sse-keep-alive-interval": "would hide a silent engine from gateway.first_byte_timeout_s and idle_timeout_s",
     "enable-prefix-caching": "is set by lanes[].prefix_caching",
     "kv-cache-memory-bytes": "is set by lanes[].kv_cache_gib on CPU; on CUDA use lanes[].gpu_memory_utilization",
     "gpu-memory-utilization": "is set by lanes[].gpu_memory_utilization",
@@ -75,7 +78,8 @@ def faults(engine_args: Mapping[str, Any]) -> list[str]:
         if (reason := _fault(key, value)) is None and twice[_long_name(key)] > 1:
             reason = "is given twice, in two spellings"
         if reason is not None:
-            found.append(f"{key} = {value!r}: {reason}")
+            shown = "***" if option_of(key).removeprefix("no-") in SECRETS else repr(value)
+            found.append(f"{key} = {shown}: {reason}")
     return found
 
 
@@ -110,6 +114,8 @@ def as_arguments(key: str, value: Any) -> list[str]:
         return [f"{name}.{rest}={json.dumps(value)}"]
     if isinstance(value, bool):
         return [name if value else f"--no-{name.removeprefix('--')}"]
+    if option.replace("_", "-") == "middleware" and isinstance(value, list):
+        return [f"{name}={_word(one)}" for one in value]  # vLLM takes one at a time
     if isinstance(value, list):
         return [name, *map(_word, value)]
     return [f"{name}={_word(value)}"]

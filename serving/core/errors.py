@@ -119,6 +119,7 @@ class UpstreamError(TandemError):
         is_final: the request is not run again: another replica would do no better, or break by it too.
         is_answer: the replica's server is there and said that it failed.
         was_begun: the engine may have begun with the request, so that the request may be why it broke.
+        quoted: the engine's own words, which may repeat the client's: told to that client, and to no log.
     """
 
     def __init__(
@@ -130,6 +131,7 @@ class UpstreamError(TandemError):
         is_final: bool = False,
         is_answer: bool = False,
         was_begun: bool = False,
+        quoted: str = "",
     ) -> None:
         super().__init__(message)
         self.reason = reason
@@ -137,6 +139,12 @@ class UpstreamError(TandemError):
         self.is_final = is_final
         self.is_answer = is_answer
         self.was_begun = was_begun
+        self.quoted = quoted
+
+    @property
+    def told(self) -> str:
+        """The text for the client whose request it was."""
+        return f"{self}: {self.quoted}" if self.quoted else str(self)
 
 
 class LeaseError(TandemError):

@@ -117,6 +117,8 @@ class EngineReplica:
     async def close(self) -> None:
         """Leave the scheduler, let running streams end within the drain limit, end the engine."""
         await self._leave()
+        if self._door is not None:
+            self._door.close()
         for task in (self._watcher, *self._tasks[1:]):
             if task is not None:
                 task.cancel()

@@ -180,7 +180,7 @@ class VllmEngine:
         from vllm.entrypoints.launchers.app import build_app
 
         from serving.engines import vllm_arguments
-        from serving.engines.vllm_frontend import CheckingLLM
+        from serving.engines.vllm_frontend import CheckingLLM, tell_no_input
 
         try:
             args = vllm_arguments.parse(self._arguments)
@@ -195,6 +195,7 @@ class VllmEngine:
             self._dtype = str(self._llm.model_config.dtype).removeprefix("torch.")
         tasks = await self._llm.get_supported_tasks()
         self._app = app = build_app(args, tasks, self._llm.model_config)
+        tell_no_input(app)
         await init_app_state(self._llm, app.state, args, tasks)
         return refuse_by_status(app)
 

@@ -17,7 +17,7 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 # What vLLM raises for settings it does not take; a speculation method may need a package.
-REFUSALS = (ValueError, TypeError, ImportError)
+REFUSALS = (ValueError, TypeError, ImportError, RuntimeError, AssertionError, OSError)
 
 
 class _Parser(FlexibleArgumentParser):  # type: ignore[misc]
@@ -33,6 +33,8 @@ class _Parser(FlexibleArgumentParser):  # type: ignore[misc]
 def parse(arguments: list[str]) -> Namespace:
     """Raises: one of `REFUSALS`, with vLLM's words."""
     args: Namespace = make_arg_parser(_Parser()).parse_args(arguments)
+    if args.model_tag is not None:  # what is left over of a list that an option of one value was given
+        raise ValueError(f"one value is wanted; {args.model_tag!r} is one too many")
     validate_parsed_serve_args(args)
     return args
 

@@ -6,10 +6,25 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.responses import Response
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
+
+
+def tell_no_input(app: FastAPI) -> None:
+    """Let vLLM's refusal of a body say what is wrong and where, without the client's own words."""
+    refuse: Any = app.exception_handlers[RequestValidationError]
+
+    async def refuse_without_input(request: Request, refusal: RequestValidationError) -> Response:
+        errors = [{name: value for name, value in one.items() if name != "input"} for one in refusal.errors()]
+        response: Response = await refuse(request, RequestValidationError(errors))
+        return response
+
+    app.exception_handler(RequestValidationError)(refuse_without_input)
 
 
 class CheckingLLM(AsyncLLM):  # type: ignore[misc]

@@ -106,8 +106,8 @@ class Completion:
             return Ending(Outcome.REJECTED, refusal.reason)
         except UpstreamError as error:
             request_id, replica_id = self._request.scheduling.request_id, self._account.replica_id
-            logger.warning("request %s on %s: %s", request_id, replica_id, _line(error))
-            await client.fail(error.reason, str(error))
+            logger.warning("request %s on %s: %s", request_id, replica_id, error)
+            await client.fail(error.reason, error.told)
             return Ending(Outcome.FAILED, error.reason)
 
     async def _run(self, client: ClientResponse) -> Ending:
@@ -122,7 +122,7 @@ class Completion:
             if error.is_final:
                 raise
             first = error
-        logger.warning("request %s: %s; trying another replica", request.request_id, _line(first))
+        logger.warning("request %s: %s; trying another replica", request.request_id, first)
         again = replace(
             request,
             request_id=f"{request.request_id}-again",
@@ -147,7 +147,9 @@ class Completion:
             return ending
         except RefusedError as refusal:
             ending = Ending(Outcome.REJECTED)
-            raise UpstreamError(first.reason, f"{first}; no reroute: {refusal}") from first
+            raise UpstreamError(
+                first.reason, f"{first}; no reroute: {refusal}", quoted=first.quoted
+            ) from first
         except (asyncio.CancelledError, OSError):
             ending = CLIENT_LEFT
             raise
@@ -191,14 +193,10 @@ def _first_step_death(error: UpstreamError) -> UpstreamError:
     return UpstreamError(
         Reason.ENGINE_DIED,
         f"{error}; the engine died in this request's first step, so it is not run again",
+        quoted=error.quoted,
         is_final=True,
     )
 
 
 def _is_late(request: SchedulingRequest, age_s: float) -> bool:
     return request.ttft_deadline_s is not None and age_s >= request.ttft_deadline_s
-
-
-def _line(error: UpstreamError) -> str:
-    """Its text as one line of the log: it quotes the engine, who may quote the client."""
-    return " ".join(str(error).splitlines())

@@ -72,8 +72,10 @@ def _noted(notes: StreamNotes, block: bytes) -> bytes:
 
 def _check(notes: StreamNotes) -> None:
     if notes.error is not None:
-        message = f"the engine reported an error: {notes.error}"
-        raise UpstreamError(Reason.UPSTREAM_BROKE, message, is_answer=True, was_begun=True)
+        message = "the engine reported an error"
+        raise UpstreamError(
+            Reason.UPSTREAM_BROKE, message, is_answer=True, was_begun=True, quoted=notes.error
+        )
 
 
 async def _pass_whole(upstream: UpstreamAnswer, client: ClientResponse, notes: StreamNotes) -> Ending:
@@ -83,14 +85,18 @@ async def _pass_whole(upstream: UpstreamAnswer, client: ClientResponse, notes: S
     body = b"".join(blocks)
     if upstream.status >= 500:
         quoted = body[:MAX_QUOTED_BYTES].decode(errors="replace")
-        message = f"the engine answered {upstream.status}: {quoted}"
-        raise UpstreamError(Reason.UPSTREAM_BROKE, message, is_answer=True, was_begun=upstream.was_begun)
+        message = f"the engine answered {upstream.status}"
+        raise UpstreamError(
+            Reason.UPSTREAM_BROKE, message, is_answer=True, was_begun=upstream.was_begun, quoted=quoted
+        )
     ending, extra = Ending(Outcome.COMPLETED), {}
     if upstream.status == 200:
         said = parse_answer(body)
         if said.error is not None:
-            message = f"the engine answered 200 with an error: {said.error}"
-            raise UpstreamError(Reason.UPSTREAM_BROKE, message, is_answer=True, was_begun=True)
+            message = "the engine answered 200 with an error"
+            raise UpstreamError(
+                Reason.UPSTREAM_BROKE, message, is_answer=True, was_begun=True, quoted=said.error
+            )
         notes.usage.take(said)
     if upstream.status >= 400:
         reason = refusal_reason(body)

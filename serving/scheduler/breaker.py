@@ -59,12 +59,12 @@ class Breaker:
             self.opened_at_s = None
             self.probe = None
 
-    def failed(self, request_id: str, now_s: float) -> None:
-        """The replica could not be reached, fell silent, or answered 5xx."""
+    def failed(self, request_id: str, now_s: float, *, is_dead: bool = False) -> None:
+        """The replica could not be reached, fell silent, or answered 5xx; one that died opens it at once."""
         if self._counts(request_id):
             self.failures += 1
             self.probe = None
-            if self.opened_at_s is not None or self.failures >= self.max_failures:
+            if is_dead or self.opened_at_s is not None or self.failures >= self.max_failures:
                 self.opened_at_s = now_s
 
     def untold(self, request_id: str) -> None:

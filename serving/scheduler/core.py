@@ -17,7 +17,7 @@ from serving.core.lane import ReplicaInfo
 from serving.core.request import Lease, ReplicaVerdict, RequestEnd, SchedulingRequest
 from serving.scheduler.admission import LabView, QueueLimits, Refusal, admit
 from serving.scheduler.estimator import DrainRate, LaneEstimator, OutputPredictor
-from serving.scheduler.fleet import Fleet, Kept
+from serving.scheduler.fleet import NOTHING_KEPT, Fleet, Kept
 from serving.scheduler.ledger import Ledger
 from serving.scheduler.order import WaitingRequest, order_policy
 from serving.scheduler.placement import ReplicaState, placement_policy
@@ -96,6 +96,7 @@ class SchedulerCore:
         self._lanes: dict[str, LaneEstimator] = {}
         self._predictor = OutputPredictor()
         self._drain_rate = DrainRate()
+        self._kept = NOTHING_KEPT  # by the last `dispatch`, which follows every event
         self._queue_shares = {tenant.name: tenant.queue_share for tenant in config.tenants}
         self.is_draining = False
         self.refusals_by_lane: Counter[tuple[str | None, Reason]] = Counter()
@@ -136,7 +137,7 @@ class SchedulerCore:
         grants: list[Grant] = []
         if now_s < self._settled_at_s:
             return grants
-        kept = Kept()
+        self._kept = kept = Kept()
         while waiting := self._queue.head(lambda kind: self._fleet.has_slot(kind, now_s, kept)):
             kind = Eligibility.of(waiting.request)
             if candidates := self._fleet.with_room(kind, now_s, kept):
@@ -290,8 +291,8 @@ class SchedulerCore:
         can_place = now_s >= self._settled_at_s
         has_room = (
             can_place
-            and self._fleet.has_room(eligibility, now_s)
-            and not self._queue.has_any(lambda other: self._fleet.has_slot(other, now_s))
+            and bool(self._fleet.with_room(eligibility, now_s, self._kept))
+            and not self._queue.has_any(lambda other: self._fleet.has_slot(other, now_s, self._kept))
         )
         estimators = [self._lane(name) for name in places.lanes]
         first_token = [e.first_token_s for e in estimators if e.first_token_s is not None]
@@ -336,7 +337,7 @@ class SchedulerCore:
         elif verdict is ReplicaVerdict.HEALTHY:
             replica.breaker.succeeded(lease.request_id)
         elif verdict in (ReplicaVerdict.FAILED, ReplicaVerdict.DIED):
-            replica.breaker.failed(lease.request_id, now_s)
+            replica.breaker.failed(lease.request_id, now_s, is_dead=verdict is ReplicaVerdict.DIED)
         else:
             replica.breaker.untold(lease.request_id)
 

@@ -94,6 +94,10 @@ class Fleet:
                 replica.info.max_running - int(reserved_share * replica.info.max_running)
                 for replica in replicas
             ]
+            # Alone on a replica too narrow for it only where there is none that is wide enough.
+            wide = [i for i, limit in enumerate(limits) if limit >= eligibility.num_sequences]
+            if wide:
+                replicas, limits = [replicas[i] for i in wide], [limits[i] for i in wide]
             lanes = frozenset(replica.info.lane for replica in replicas)
             places = self._by_eligibility[eligibility] = Places(
                 tuple(replicas), tuple(limits), lanes, sum(limits)
@@ -111,15 +115,6 @@ class Fleet:
             if _fits(replica, limit, eligibility.num_sequences, now_s)
             and replica.info.replica_id not in kept.replicas
         ]
-
-    def has_room(self, eligibility: Eligibility, now_s: float) -> bool:
-        """Whether any replica can take one more such request now."""
-        # A plain loop: this runs several times per decision, mostly over full replicas.
-        places = self.places(eligibility)
-        for replica, limit in zip(places.replicas, places.limits, strict=True):
-            if _fits(replica, limit, eligibility.num_sequences, now_s):
-                return True
-        return False
 
     def has_slot(self, eligibility: Eligibility, now_s: float, kept: Kept = NOTHING_KEPT) -> bool:
         """Whether any replica has a slot free for such requests, if not all that one of them takes."""

@@ -26,6 +26,7 @@ from tests.chaos.crowd import (
 from tests.running_lab import RunningLab, wait_until
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
+SLOTS = 24  # of three replicas of eight
 
 
 def test_a_replica_killed_mid_stream_fails_its_own_streams_only(lab: RunningLab) -> None:
@@ -156,14 +157,21 @@ def test_five_hundred_clients_that_leave_take_everything_with_them(lab: RunningL
 
 def test_an_overflowing_queue_refuses_with_reason_and_serves_the_rest(lab: RunningLab) -> None:
     async def work(client: aiohttp.ClientSession) -> list[Stream]:
-        seen = [Stream() for _ in range(900)]
-        await asyncio.gather(*(stream(client, lab, 2, one) for one in seen))
-        return seen
+        # All slots are taken for longer than it takes to fill the queue.
+        seen = [Stream() for _ in range(SLOTS)]
+        held = [asyncio.create_task(stream(client, lab, 1500, one)) for one in seen]
+        await until(lambda: lab.get("/scheduler")["leases"] == SLOTS, "the lab is full")
+        late = [Stream() for _ in range(700)]
+        tasks = [asyncio.create_task(stream(client, lab, 2, one)) for one in late]
+        await until(
+            lambda: count_refused(late) == 100 and lab.get("/scheduler")["waiting"] == 600,
+            "as many wait as may, the others are refused",
+        )
+        await asyncio.gather(*held, *tasks)
+        return seen + late
 
     fared = count(crowd(work))
-    assert set(fared) <= {"done", "429 queue_full"}, fared
-    assert fared["done"] >= 600
-    assert fared.total() == 900
+    assert fared == {"done": SLOTS + 600, "429 queue_full": 100}, fared
 
 
 def test_the_scheduler_killed_under_load_loses_and_doubles_nothing(lab: RunningLab) -> None:

@@ -144,13 +144,14 @@ async def test_a_refusal_that_is_not_json_is_a_bad_request() -> None:
 # An engine that breaks
 
 
-async def test_an_engine_that_answers_500_is_a_failure() -> None:
+async def test_an_engine_that_answers_500_is_a_failure(caplog: pytest.LogCaptureFixture) -> None:
     async with gateway_lab() as lab:
         lab.engine.script = answers(b'{"error": {"message": "CUDA out of memory"}}', 500)
         caller = await lab.post(CHAT)
         assert (caller.status, caller.error_code) == (502, "upstream_broke")
         assert "the engine answered 500: " in caller.json["error"]["message"]
         assert "CUDA out of memory" in caller.json["error"]["message"]
+        assert "CUDA" not in caplog.text, "the engine's words may repeat the client's"
         assert lab.ended == {("batched", "failed", "upstream_broke"): 1}
 
 

@@ -30,6 +30,12 @@ def test_failures_in_a_row_open_it_and_not_one_before() -> None:
     assert not breaker.lets_through(4.9)
 
 
+def test_a_dead_replica_opens_it_at_once() -> None:
+    breaker = Breaker(max_failures=3, cooldown_s=5)
+    breaker.failed("a", 0, is_dead=True)
+    assert not breaker.lets_through(4.9)
+
+
 def test_a_success_between_failures_begins_the_row_anew() -> None:
     breaker = Breaker(max_failures=2, cooldown_s=5)
     breaker.failed("a", 0)

@@ -716,6 +716,28 @@ def test_a_wide_request_that_waits_holds_up_no_other_replica() -> None:
     assert name == "narrow"
 
 
+def test_a_wide_request_that_waits_makes_no_free_slot_look_taken() -> None:
+    made = core(replica("a1", "a", max_running=4), replica("a2", "a", max_running=4), replica("b", "b"))
+    made.adopt(Lease("x", "a1", 1, num_sequences=2))
+    made.adopt(Lease("y", "a2", 1, num_sequences=3))
+    made.submit(request("wide", "a", num_sequences=4), 0)
+    assert placed(made) == []
+    for lane, replica_id in (("a", "a2"), ("b", "b")):
+        assert made.submit(request(f"on {lane}", lane, max_queue_s=0), 1) is None
+        assert placed(made, 1) == [(f"on {lane}", replica_id)]
+
+
+@pytest.mark.parametrize("num_taken", [0, 1])
+def test_a_wide_request_goes_where_it_has_its_slots_not_where_it_would_be_alone(num_taken: int) -> None:
+    made = core(
+        replica("narrow", "sequential", Strategy.SEQUENTIAL), replica("wide", max_running=8), seed=num_taken
+    )
+    for number in range(num_taken):
+        made.adopt(Lease(f"x{number}", "wide", 1))
+    made.submit(request("four", num_sequences=4), 0)
+    assert placed(made) == [("four", "wide")]
+
+
 def test_one_that_is_wider_than_a_replica_runs_there_alone() -> None:
     made = core(replica("r", max_running=2))
     made.submit(request("wide", num_sequences=5), 0)
