@@ -101,8 +101,13 @@ def replica_process(lab: RunningLab, replica_id: str) -> psutil.Process:
 
 def role_process(lab: RunningLab, role: str) -> psutil.Process:
     """The first process of that role in the service discovery."""
+    return lab.process_behind(role_address(lab, role))
+
+
+def role_address(lab: RunningLab, role: str) -> str:
+    """Its host:port."""
     addresses = [entry["targets"][0] for entry in lab.get("/targets") if entry["labels"]["role"] == role]
-    return lab.process_behind(addresses[0])
+    return str(addresses[0])
 
 
 def requests_ended(lab: RunningLab) -> int:

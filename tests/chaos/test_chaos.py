@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import signal
+import subprocess
+import time
 
 import aiohttp
 import httpx
@@ -19,6 +23,7 @@ from tests.chaos.crowd import (
     listeners,
     replica_process,
     requests_ended,
+    role_address,
     role_process,
     stream,
     until,
@@ -244,6 +249,35 @@ def test_a_scheduler_that_is_silent_for_ten_seconds_costs_no_stream_and_no_engin
 
     seen = crowd(work)
     assert count(seen) == {"done": 20}
+    assert {one.tokens for one in seen} == {1500}
+    wait_until(lambda: len(lab.replicas("batched")) == len(before), "all replicas are back", limit_s=30)
+    assert {one["replica"] for one in lab.replicas("batched")} == before, "the same, with the same engines"
+
+
+@pytest.mark.skipif(
+    shutil.which("ss") is None or os.geteuid() != 0, reason="only root may cut connections (`ss --kill`)"
+)
+def test_a_control_channel_cut_for_ten_seconds_costs_no_stream_and_no_engine(lab: RunningLab) -> None:
+    before = {one["replica"] for one in lab.replicas("batched")}
+    port = role_address(lab, "scheduler").rpartition(":")[2]
+    cut = ["ss", "--kill", "--no-header", "--tcp", f"( sport = :{port} or dport = :{port} )"]
+
+    async def work(client: aiohttp.ClientSession) -> tuple[list[Stream], list[Stream], int]:
+        seen, later = [[Stream() for _ in range(count)] for count in (20, 30)]
+        tasks = [asyncio.create_task(stream(client, lab, 1500, one)) for one in seen]
+        await until(lambda: all(one.tokens > 0 for one in seen), "every stream has begun")
+        num_cut, give_up_at_s = 0, time.monotonic() + 10
+        while time.monotonic() < give_up_at_s:
+            killed = await asyncio.to_thread(subprocess.run, cut, capture_output=True, check=True, text=True)
+            if not num_cut:
+                tasks += [asyncio.create_task(stream(client, lab, 5, one)) for one in later]
+            num_cut += len(killed.stdout.splitlines())
+        await asyncio.gather(*tasks)
+        return seen, later, num_cut
+
+    seen, later, num_cut = crowd(work)
+    assert num_cut > 50, "they connected again and again, and were cut each time"
+    assert (count(seen), count(later)) == ({"done": 20}, {"done": 30})
     assert {one.tokens for one in seen} == {1500}
     wait_until(lambda: len(lab.replicas("batched")) == len(before), "all replicas are back", limit_s=30)
     assert {one["replica"] for one in lab.replicas("batched")} == before, "the same, with the same engines"
