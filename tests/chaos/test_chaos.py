@@ -23,6 +23,7 @@ from tests.chaos.crowd import (
     listeners,
     replica_process,
     requests_ended,
+    reroutes,
     role_address,
     role_process,
     stream,
@@ -121,6 +122,13 @@ def test_a_hanging_replica_is_left_alone_until_it_answers_again(lab: RunningLab)
             # The first of them run into the first-byte limit, are rerouted, and open the breaker.
             await asyncio.gather(*(stream(client, lab, 5, one) for one in seen))
             assert breaker() != "closed"
+            rerouted = reroutes(lab)
+            assert rerouted >= 2, "as many as open a breaker"
+            later = [Stream() for _ in range(40)]
+            await asyncio.gather(*(stream(client, lab, 5, one) for one in later))
+            assert count(later) == {"done": 40}
+            # One at a time may try whether it is well again, after each pause.
+            assert reroutes(lab) - rerouted <= 4, "it is left alone"
         finally:
             process.send_signal(signal.SIGCONT)
         return seen
@@ -164,7 +172,7 @@ def test_an_overflowing_queue_refuses_with_reason_and_serves_the_rest(lab: Runni
     async def work(client: aiohttp.ClientSession) -> list[Stream]:
         # All slots are taken for longer than it takes to fill the queue.
         seen = [Stream() for _ in range(SLOTS)]
-        held = [asyncio.create_task(stream(client, lab, 1500, one)) for one in seen]
+        held = [asyncio.create_task(stream(client, lab, 1000, one)) for one in seen]
         await until(lambda: lab.get("/scheduler")["leases"] == SLOTS, "the lab is full")
         late = [Stream() for _ in range(700)]
         tasks = [asyncio.create_task(stream(client, lab, 2, one)) for one in late]
@@ -180,10 +188,21 @@ def test_an_overflowing_queue_refuses_with_reason_and_serves_the_rest(lab: Runni
 
 
 def test_the_scheduler_killed_under_load_loses_and_doubles_nothing(lab: RunningLab) -> None:
+    """By the engines' own word, which no scheduler can be wrong about."""
+
+    def most_in_an_engine() -> int:
+        return max(engine["running"] + engine["waiting"] for engine in lab.engines("batched"))
+
+    def finished() -> set[str]:
+        return {one["request_id"] for engine in lab.engines("batched") for one in engine["finished"]}
+
+    before = finished()
+    loads: list[int] = []
+
     async def work(client: aiohttp.ClientSession) -> list[Stream]:
         seen = [Stream() for _ in range(60)]
         tasks = [asyncio.create_task(stream(client, lab, 400, one)) for one in seen]
-        await until(lambda: lab.get("/scheduler")["leases"] == 24, "24 run, 36 wait")
+        await until(lambda: lab.get("/scheduler")["leases"] == SLOTS, "24 run, 36 wait")
         begun = [one for one in seen if one.tokens]
         kill(role_process(lab, "scheduler"))
 
@@ -192,17 +211,21 @@ def test_the_scheduler_killed_under_load_loses_and_doubles_nothing(lab: RunningL
                 status = lab.get("/scheduler")
             except httpx.HTTPError:
                 return False
-            running = {one["running"] for lane in status["lanes"] for one in lane["replicas"]}
-            return len(status["gateways"]) == 2 and len(running) > 0 and max(running) <= 8
+            return (
+                len(status["gateways"]) == 2 and sum(len(lane["replicas"]) for lane in status["lanes"]) == 3
+            )
 
         await until(is_back, "the new scheduler knows gateways and replicas", limit_s=30)
-        await asyncio.gather(*tasks)
+        while not all(task.done() for task in tasks):
+            loads.append(await asyncio.to_thread(most_in_an_engine))
         assert all(one.is_done for one in begun), "running streams go on without a scheduler"
         return seen
 
     seen = crowd(work)
     assert count(seen) == {"done": 60}
     assert [one.tokens for one in seen] == [400] * 60, "each answered once, and whole"
+    assert max(loads) <= 8, "a slot is not given twice"
+    assert len(finished() - before) == 60, "no request runs twice"
 
 
 def test_a_gateway_that_dies_takes_its_own_streams_and_the_other_serves_on(lab: RunningLab) -> None:
@@ -315,7 +338,13 @@ def count_refused(seen: list[Stream]) -> int:
 
 def test_the_processes_are_what_they_seem(lab: RunningLab) -> None:
     """The tests above kill what they mean to kill."""
-    roles = {role: role_process(lab, role) for role in ("scheduler", "gateway")}
+    roles = {role: title(role_process(lab, role)) for role in ("scheduler", "gateway")}
+    assert roles == {role: f"ray::ServeReplica:tandem:{role}" for role in roles}
     replicas = [lab.process_behind(one["url"]) for one in lab.replicas("batched")]
-    processes: list[psutil.Process] = [*roles.values(), *replicas]
-    assert len({process.pid for process in processes}) == 5
+    assert {title(one) for one in replicas} == {"ray::ServeReplica:tandem:batched"}
+    assert len({one.pid for one in replicas}) == 3
+
+
+def title(process: psutil.Process) -> str:
+    """As Ray names it."""
+    return process.cmdline()[0].split(".")[0]
