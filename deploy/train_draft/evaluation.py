@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .data import HeldOut
 from .head import DraftHead
-from .target import states
+from .target import Target
 
 MAX_DRAFTS = 5
 ANSWER_TOKENS = 48
@@ -32,25 +32,27 @@ def walk(accepted_run: list[int], prompt_tokens: int, drafts: int, answer_tokens
 
 
 @torch.no_grad()
-def evaluate(model: Any, head: DraftHead, draft_ids: Tensor, held: HeldOut) -> dict[str, dict[str, Any]]:
+def evaluate(
+    target: Target, head: DraftHead, draft_ids: Tensor, held: HeldOut, answer_tokens: int = ANSWER_TOKENS
+) -> dict[str, dict[str, Any]]:
     """Mean accepted length (1 + accepted / steps) for 1 to 5 drafts, and acceptance by position, of each kind."""
     runs: list[list[int]] = []
     for tokens in held.tokens.split(16):
-        batch = tokens.long().to(model.device)
+        batch = tokens.long().to(target.device)
         padded = F.pad(batch, (0, MAX_DRAFTS + 2))
-        aux, _ = states(model, batch, head.shape.aux_layers)
-        embedded = model.get_input_embeddings()(padded)
+        aux, _ = target.states(batch, head.shape.aux_layers)
         right = []
-        with torch.autocast(batch.device.type, torch.bfloat16, enabled=batch.is_cuda):
-            for i, logits in enumerate(head.unroll(aux, embedded, MAX_DRAFTS)):
-                right.append(draft_ids[logits.argmax(-1)] == padded[:, 2 + i : 2 + i + batch.shape[1]])
+        for i, state in enumerate(head.unroll(aux, target.embed(padded), MAX_DRAFTS)):
+            guess = draft_ids[head.lm_head(state).argmax(-1)]
+            right.append(guess == padded[:, 2 + i : 2 + i + batch.shape[1]])
         runs += torch.stack(right, -1).long().cumprod(-1).sum(-1).tolist()
     report: dict[str, dict[str, Any]] = {}
     for kind in dict.fromkeys(held.kinds):
         rows = [i for i, k in enumerate(held.kinds) if k == kind]
         lengths: dict[str, float] = {}
+        by_position: list[float] = []
         for drafts in range(1, MAX_DRAFTS + 1):
-            walks = [walk(runs[i], held.prompt_tokens[i], drafts, ANSWER_TOKENS) for i in rows]
+            walks = [walk(runs[i], held.prompt_tokens[i], drafts, answer_tokens) for i in rows]
             steps = max(sum(s for s, _ in walks), 1)
             by_position = [sum(a[i] for _, a in walks) / steps for i in range(drafts)]
             lengths[str(drafts)] = round(1 + sum(by_position), 3)
