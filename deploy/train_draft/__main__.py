@@ -84,7 +84,7 @@ def split_pools(pools: dict[str, training.Rows]) -> tuple[dict[str, training.Row
     """Rows to train on, and the first few of each pool, to measure on."""
     seen, unseen = {}, {}
     for name, rows in pools.items():
-        n = min(UNSEEN_ROWS, len(rows.tokens) // 10)
+        n = min(UNSEEN_ROWS, -(-len(rows.tokens) // 10))
         unseen[name] = training.Rows(rows.tokens[:n], rows.writer[:n])
         seen[name] = training.Rows(rows.tokens[n:], rows.writer[n:])
     return seen, unseen
