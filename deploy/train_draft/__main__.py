@@ -43,6 +43,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     p.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda where there is one")
     p.add_argument("--data-s", type=float, default=300.0, help="time limit of writing data in this call")
     p.add_argument("--train-s", type=float, default=900.0, help="time limit of training in this call")
+    p.add_argument("--max-steps", type=int, help="of training in this call, to compare settings")
     p.add_argument("--train-until", type=float, default=1.0, help="end of this call on the cosine, up to 1")
     p.add_argument("--short-share", type=float, default=0.4, help="of the time for data, for short rows")
     p.add_argument("--rows", type=int, default=4096, help="long rows that are written at once")
@@ -221,6 +222,7 @@ def run_training(options: argparse.Namespace, target: Target) -> None:
         options.unroll,
         rate,
         options.report_every,
+        options.max_steps,
     )
     training.train(trained, teacher, list(seen.values()), schedule, say, checkpoint, peaks)
     checkpoint()

@@ -2,6 +2,7 @@
 
 import math
 import random
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ class Schedule:
     unroll: int
     learning_rate: float
     report_every: int
+    max_steps: int | None = None  # of this session: where given, the cosine goes by steps unless time runs out
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,10 +254,12 @@ def train(
     steady = shown = began
     step, shown_step = 0, 0
     stats: Tensor | float = 0.0
-    while step < 1 or time.monotonic() < deadline:
+    max_steps = schedule.max_steps or sys.maxsize
+    while step < 1 or (time.monotonic() < deadline and step < max_steps):
         if step == STEADY_STEP:
             steady = time.monotonic()
         share = (time.monotonic() - steady) / max(deadline - steady, 1e-6) if step >= STEADY_STEP else 0.0
+        share = max(share, step / max_steps)
         trained.place = schedule.begin + (schedule.end - schedule.begin) * min(share, 1.0)
         warm = min(1.0, (trained.steps + 1) / WARMUP_STEPS)
         factor = warm * (LAST_RATE + (1 - LAST_RATE) * 0.5 * (1 + math.cos(math.pi * trained.place)))
