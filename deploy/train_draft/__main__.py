@@ -48,7 +48,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     p.add_argument("--short-share", type=float, default=0.4, help="of the time for data, for short rows")
     p.add_argument("--rows", type=int, default=4096, help="long rows that are written at once")
     p.add_argument("--length", type=int, default=512, help="tokens in a long row")
-    p.add_argument("--short-length", type=int, default=128, help="tokens in a short row; 4 are written for each long")
+    p.add_argument(
+        "--short-length", type=int, default=128, help="tokens in a short row; 4 are written for each long"
+    )
     p.add_argument("--step-tokens", type=int, default=32_768, help="tokens in a training step")
     p.add_argument("--unroll", type=int, default=4, help="drafted tokens in training")
     p.add_argument("--draft-vocab", type=int, default=6144, help="tokens in the head's vocabulary")
@@ -77,7 +79,9 @@ def read_pools(work: Path) -> dict[str, training.Rows]:
             tokens, writer = (torch.cat([b[k] for b in batches]) for k in ("tokens", "writer"))
             found[name] = training.Rows(tokens, writer)
     if not found:
-        raise SystemExit(f"{work / 'data'}: no long-*.pt or short-*.pt: run the stage 'data' first (--stages)")
+        raise SystemExit(
+            f"{work / 'data'}: no long-*.pt or short-*.pt: run the stage 'data' first (--stages)"
+        )
     return found
 
 
@@ -118,7 +122,9 @@ def write_data(options: argparse.Namespace, target: Target) -> None:
     for pool, share in zip(pools, (1 - options.short_share, 1.0), strict=False):
         already = len(list(folder.glob(f"{pool.name}-*.pt")))
 
-        def keep(tokens: Tensor, writer: Tensor, batch: int, name: str = pool.name, first: int = already) -> None:
+        def keep(
+            tokens: Tensor, writer: Tensor, batch: int, name: str = pool.name, first: int = already
+        ) -> None:
             part = {"tokens": tokens, "writer": writer}
             training.save_atomically(folder / f"{name}-{first + batch:04d}.pt", part)
 
@@ -175,7 +181,9 @@ def run_training(options: argparse.Namespace, target: Target) -> None:
             optimizer.load_state_dict(state)
     else:
         torch.manual_seed(options.seed)
-        draft_ids, share = training.choose_vocabulary(list(seen.values()), target.vocabulary, options.draft_vocab)
+        draft_ids, share = training.choose_vocabulary(
+            list(seen.values()), target.vocabulary, options.draft_vocab
+        )
         draft_ids = draft_ids.to(target.device)
         shape = training.shape_for(target, options.draft_vocab, options.mlp, options.layers)
         head = training.start(target, shape, draft_ids)
@@ -186,7 +194,9 @@ def run_training(options: argparse.Namespace, target: Target) -> None:
     about = {**about, "data_tokens": data_tokens, "unroll": options.unroll, "device": device_name(target)}
     size = 2 * sum(p.numel() for p in trained.head.parameters()) + 8 * len(trained.draft_ids)
     if size > BYTES_LIMIT:
-        raise SystemExit(f"a head of {size:,} bytes in bf16, over {BYTES_LIMIT:,}: lower --mlp or --draft-vocab")
+        raise SystemExit(
+            f"a head of {size:,} bytes in bf16, over {BYTES_LIMIT:,}: lower --mlp or --draft-vocab"
+        )
     say(
         f"train: {options.name}: {data_tokens:,} tokens of data, {size:,} bytes in bf16, vocabulary holds "
         f"{about['vocabulary_share']:.4f} of answers, {kind}, from {trained.place:.3f} to {options.train_until}"
@@ -230,7 +240,9 @@ def run_training(options: argparse.Namespace, target: Target) -> None:
     with eager:
         head = averaged(trained)
         lengths = {
-            name: round(teacher.expected_length(head, rows, max(1, options.step_tokens // rows.tokens.shape[1])), 4)
+            name: round(
+                teacher.expected_length(head, rows, max(1, options.step_tokens // rows.tokens.shape[1])), 4
+            )
             for name, rows in unseen.items()
         }
     checkpoint(unseen=lengths)

@@ -152,7 +152,9 @@ def write_pool(
     torch.manual_seed(seed)
     started = time.monotonic()
     writer = Writer(target, form, pool.rows, pool.length, cuda_graphs=cuda_graphs)
-    say(f"data: {pool.name}: {pool.rows} rows of {pool.length} prepared in {time.monotonic() - started:.1f} s")
+    say(
+        f"data: {pool.name}: {pool.rows} rows of {pool.length} prepared in {time.monotonic() - started:.1f} s"
+    )
     batch, kept, longest_s = 0, 0, 0.0
     while batch == 0 or time.monotonic() + longest_s < until:
         began = time.monotonic()
@@ -213,7 +215,9 @@ def draw_prompt(pool: Pool, draw: random.Random, own: list[str]) -> tuple[str, b
     return "", False
 
 
-def own_paragraphs(tokenizer: Any, tokens: Tensor, by: Tensor, draw: random.Random, rows: int = 1500) -> list[str]:
+def own_paragraphs(
+    tokenizer: Any, tokens: Tensor, by: Tensor, draw: random.Random, rows: int = 1500
+) -> list[str]:
     """Paragraphs of 120 to 700 characters out of some rows, of answers and of user turns."""
     found: list[str] = []
     chosen = draw.sample(range(len(tokens)), min(rows, len(tokens)))

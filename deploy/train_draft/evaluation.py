@@ -14,7 +14,9 @@ MAX_DRAFTS = 5
 ANSWER_TOKENS = 48
 
 
-def walk(accepted_run: list[int], prompt_tokens: int, drafts: int, answer_tokens: int) -> tuple[int, list[int]]:
+def walk(
+    accepted_run: list[int], prompt_tokens: int, drafts: int, answer_tokens: int
+) -> tuple[int, list[int]]:
     """Decode one answer on paper.
 
     ``accepted_run[t]`` is how many drafts in a row are right when t + 2 is the first drafted position. Returns the

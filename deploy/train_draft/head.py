@@ -63,7 +63,9 @@ class DraftLayer(nn.Module):
         h, d = shape.hidden, shape.head_dim
         self.head_dim = d
         self.input_layernorm = RmsNorm(h, shape.eps)
-        self.hidden_norm = RmsNorm(h, shape.eps)  # of the state; vLLM has it in later layers, too, and leaves it
+        self.hidden_norm = RmsNorm(
+            h, shape.eps
+        )  # of the state; vLLM has it in later layers, too, and leaves it
         self.post_attention_layernorm = RmsNorm(h, shape.eps)
         self.self_attn = nn.ModuleDict(
             {
@@ -74,7 +76,11 @@ class DraftLayer(nn.Module):
             }
         )
         self.mlp = nn.ModuleDict(
-            {"gate_proj": Linear(h, shape.mlp), "up_proj": Linear(h, shape.mlp), "down_proj": Linear(shape.mlp, h)}
+            {
+                "gate_proj": Linear(h, shape.mlp),
+                "up_proj": Linear(h, shape.mlp),
+                "down_proj": Linear(shape.mlp, h),
+            }
         )
 
     def project(
@@ -90,7 +96,11 @@ class DraftLayer(nn.Module):
             y: Tensor = self.self_attn[name](x)
             return y.view(*y.shape[:2], -1, self.head_dim).transpose(1, 2)
 
-        return rotate(heads("q_proj"), cos, sin), rotate(heads("k_proj"), cos, sin), heads("v_proj").contiguous()
+        return (
+            rotate(heads("q_proj"), cos, sin),
+            rotate(heads("k_proj"), cos, sin),
+            heads("v_proj").contiguous(),
+        )
 
     def finish(self, mixed: Tensor, stream: Tensor) -> Tensor:
         """The stream after attention's output ``mixed`` and the MLP."""
@@ -160,7 +170,9 @@ class DraftHead(nn.Module):
 
     @property
     def stack(self) -> list[DraftLayer]:
-        later = [m for m in self.layers.values() if isinstance(m, DraftLayer)] if self.shape.layers > 1 else []
+        later = (
+            [m for m in self.layers.values() if isinstance(m, DraftLayer)] if self.shape.layers > 1 else []
+        )
         return [self.midlayer, *later]
 
     def compile_parts(self) -> None:

@@ -95,7 +95,9 @@ class Target:
         rope = dict(getattr(c, "rope_parameters", None) or {})
         if rope.get("rope_type", "default") != "default" or c.hidden_act != "silu":
             raise ValueError(f"{c.model_type}: rope {rope}, activation {c.hidden_act}: only default, silu")
-        if odd := [name for name, _ in model.named_parameters() if name.endswith(".bias") or "q_norm" in name]:
+        if odd := [
+            name for name, _ in model.named_parameters() if name.endswith(".bias") or "q_norm" in name
+        ]:
             raise ValueError(f"{c.model_type}: {odd[0]}: only layers without biases and norms of heads")
 
         def own(*weights: Tensor) -> Tensor:
@@ -161,7 +163,9 @@ def chat_format(tokenizer: Any) -> ChatFormat:
     before, after_user, rest = text.split(user)[0], *text.split(user)[1].split(answer)
     end = tokenizer.eos_token
     if not (after_user.startswith(end) and rest.startswith(end)):
-        raise ValueError(f"chat template: {after_user!r} and {rest!r} do not begin with the end token {end!r}")
+        raise ValueError(
+            f"chat template: {after_user!r} and {rest!r} do not begin with the end token {end!r}"
+        )
 
     def ids(part: str) -> list[int]:
         return list(tokenizer.encode(part, add_special_tokens=False))
@@ -179,7 +183,9 @@ class Writer:
     ``min_answer`` tokens, as load tests ask for.
     """
 
-    def __init__(self, target: Target, form: ChatFormat, rows: int, length: int, *, cuda_graphs: bool) -> None:
+    def __init__(
+        self, target: Target, form: ChatFormat, rows: int, length: int, *, cuda_graphs: bool
+    ) -> None:
         device, s = target.device, target.sizes
         self.target, self.end, self.rows, self.length = target, form.end, rows, length
         after = max(len(form.before_answer), len(form.before_next_user))

@@ -40,7 +40,9 @@ class Schedule:
     unroll: int
     learning_rate: float
     report_every: int
-    max_steps: int | None = None  # of this session: where given, the cosine goes by steps unless time runs out
+    max_steps: int | None = (
+        None  # of this session: where given, the cosine goes by steps unless time runs out
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,9 @@ def choose_vocabulary(pools: list[Rows], vocabulary: int, size: int) -> tuple[Te
     counts = torch.zeros(vocabulary, dtype=torch.long)
     for pool in pools:
         by = pool.writer
-        counts += torch.bincount(pool.tokens[(by == ANSWER) | (by == LENGTHENED)].long(), minlength=vocabulary)
+        counts += torch.bincount(
+            pool.tokens[(by == ANSWER) | (by == LENGTHENED)].long(), minlength=vocabulary
+        )
     ids = counts.argsort(descending=True, stable=True)[:size]
     return ids, float(counts[ids].sum() / counts.sum().clamp(min=1))
 
@@ -130,7 +134,9 @@ def optimizers_for(head: DraftHead, learning_rate: float, kind: str) -> list[tor
     return found
 
 
-def target_says(output: Tensor, last: Tensor, draft_ids: Tensor, end: int, no_end: Tensor) -> tuple[Tensor, Tensor]:
+def target_says(
+    output: Tensor, last: Tensor, draft_ids: Tensor, end: int, no_end: Tensor
+) -> tuple[Tensor, Tensor]:
     """The target's probabilities of the draft vocabulary, and its choice (a target's id), of each state [n, hidden].
 
     Where ``no_end`` [n], the end token cannot be chosen, as when the text was written.
@@ -142,7 +148,9 @@ def target_says(output: Tensor, last: Tensor, draft_ids: Tensor, end: int, no_en
     return (logits[:, draft_ids].float() - mass).exp().to(last.dtype), logits.argmax(-1)
 
 
-def draft_loss(state: Tensor, output: Tensor, soft: Tensor, hard: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def draft_loss(
+    state: Tensor, output: Tensor, soft: Tensor, hard: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor]:
     """Summed cross-entropy to half the target's probabilities and half its choice, and where the draft is right.
 
     ``hard`` is an index into the draft vocabulary, -1 where the target's choice is not in it.
@@ -291,7 +299,9 @@ def train(
         trained.tokens_seen += picked.numel() * held[which].tokens.shape[1]
         stats = stats + seen
         if step in (1, STEADY_STEP) or step % schedule.report_every == 0:
-            mean = (stats / (step - shown_step)).tolist() if isinstance(stats, Tensor) else []  # waits for the device
+            mean = (
+                (stats / (step - shown_step)).tolist() if isinstance(stats, Tensor) else []
+            )  # waits for the device
             now = time.monotonic()
             ms = 1000 * (now - shown) / (step - shown_step)
             say(

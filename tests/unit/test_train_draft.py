@@ -148,7 +148,9 @@ def test_the_whole_command(model: Any, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(command, "say", lines.append)
 
     def run(*more: str) -> None:
-        sizes = "--rows 12 --length 64 --short-length 32 --step-tokens 256 --draft-vocab 32 --mlp 40 --unroll 3"
+        sizes = (
+            "--rows 12 --length 64 --short-length 32 --step-tokens 256 --draft-vocab 32 --mlp 40 --unroll 3"
+        )
         places = ["--model", str(tmp_path / "model"), "--work", str(tmp_path / "w"), "--device", "cpu"]
         command.main([*places, *sizes.split(), "--report-every", "1", "--learning-rate", "0.02", *more])
 
