@@ -1,1 +1,1 @@
-"""Trains a learned draft (an EAGLE-3 head) for a small Llama-like model; run as ``python -m deploy.train_draft``."""
+"""Training of a learned draft (an EAGLE-3 head) for a small model; see docs/learned-draft.md."""

@@ -1,7 +1,7 @@
 """One command, four stages: data, train, evaluate, export. Each keeps its result in ``--work``.
 
-A stage that is called again goes on: data adds batches, training goes on from its checkpoint, the other two are made
-anew. Each ends within its time limit with what it has.
+A stage that is called again goes on: data adds batches, training continues its checkpoint, the other two are
+made anew. Each ends within its time limit with what it has.
 """
 
 import argparse

@@ -21,7 +21,7 @@ from .target import rms_norm, rope_table, rotate
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """Sizes of the head and of the target it reads; ``aux_layers[i]`` counts the target's layers before the state."""
+    """Sizes of the head and its target; ``aux_layers[i]`` counts the target's layers before the state."""
 
     hidden: int
     heads: int
@@ -190,7 +190,7 @@ class DraftHead(nn.Module):
     def unroll(
         self, aux: list[Tensor], embeddings: Tensor, steps: int, attention: Attention = dense_attention
     ) -> Iterator[Tensor]:
-        """Normed outputs of step 0, 1, ...; through ``lm_head``, step i at anchor t predicts the token at t + 2 + i.
+        """Normed outputs of step 0, 1, ...; through ``lm_head``, step i at anchor t predicts token t + 2 + i.
 
         ``embeddings`` [batch, at least tokens + steps, hidden] are of the text itself: what is drafted after an
         accepted draft is all that counts, and an accepted draft is the text.

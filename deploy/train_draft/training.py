@@ -31,7 +31,7 @@ RESERVE_S = 8.0  # for the last checkpoint and what waits on the GPU
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One session of training: it ends ``budget_s`` after its start; the cosine runs from ``begin`` to ``end`` of 1."""
+    """One session of training: it ends ``budget_s`` after its start; the cosine goes from ``begin`` to ``end``."""
 
     budget_s: float
     begin: float
@@ -85,7 +85,7 @@ def shape_for(target: Target, draft_vocab: int, mlp: int, layers: int) -> HeadSh
 
 
 def choose_vocabulary(pools: list[Rows], vocabulary: int, size: int) -> tuple[Tensor, float]:
-    """Ids of the ``size`` tokens that the target writes most often in answers (ties by id), and their share there."""
+    """Ids of the ``size`` tokens most often in answers (ties by id), and their share of all tokens there."""
     counts = torch.zeros(vocabulary, dtype=torch.long)
     for pool in pools:
         by = pool.writer
@@ -137,7 +137,7 @@ def optimizers_for(head: DraftHead, learning_rate: float, kind: str) -> list[tor
 def target_says(
     output: Tensor, last: Tensor, draft_ids: Tensor, end: int, no_end: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The target's probabilities of the draft vocabulary, and its choice (a target's id), of each state [n, hidden].
+    """The target's probabilities of the draft vocabulary and its choice (its own id), of each state [n, hidden].
 
     Where ``no_end`` [n], the end token cannot be chosen, as when the text was written.
     """
@@ -172,7 +172,9 @@ class Teacher:
         self.attention: Attention = dense_attention
         self.says, self.loss = target_says, draft_loss
         if compiled:
-            torch._dynamo.config.recompile_limit = 64  # shapes: two lengths, one key length for each step
+            from torch._dynamo import config as dynamo_config
+
+            dynamo_config.recompile_limit = 64  # shapes: two lengths, one key length for each step
             self.attention = block_attention
             self.says = torch.compile(target_says, dynamic=False)
             self.loss = torch.compile(draft_loss, dynamic=False)
@@ -201,7 +203,7 @@ class Teacher:
         return aux, soft, hard, weight, F.pad(tokens, (0, more))
 
     def __call__(self, head: DraftHead, tokens: Tensor, writer: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss of all steps together, and [steps, 2]: each step's loss and share of right drafts in answers."""
+        """Loss of all steps, and [steps, 2]: each step's loss and share of right drafts in answers."""
         aux, soft, hard, weight, padded = self.labels(tokens, writer, head.shape.aux_layers)
         length = tokens.shape[1]
         gate = torch.ones(tokens.shape, device=tokens.device)
@@ -247,7 +249,7 @@ def train(
 ) -> None:
     """Train until the budget is spent. ``checkpoint`` is called now and then, not at the end.
 
-    Each step takes rows of one pool, drawn by the pools' sizes. The cosine moves with the clock, from the step on at
+        # The first steps take the pools in turn: all is compiled before the clock counts.
     which everything is compiled. ``peaks`` are the highest rates of each optimizer's groups.
     """
     head, device = trained.head, teacher.target.device

@@ -111,7 +111,8 @@ def test_a_choice_outside_the_vocabulary_teaches_no_hard_label() -> None:
     output = torch.randn(5, 8)
     soft = torch.zeros(1, 2, 5)
     loss, hit = training.draft_loss(state, output, soft, torch.tensor([[-1, -1]]), torch.ones(1, 2))
-    assert float(loss) == 0 and not hit.any()
+    assert float(loss) == 0
+    assert not hit.any()
     loss, _ = training.draft_loss(state, output, soft, torch.tensor([[3, -1]]), torch.ones(1, 2))
     expected = -training.HARD_SHARE * (state @ output.T).log_softmax(-1)[0, 0, 3]
     torch.testing.assert_close(loss, expected)
@@ -120,7 +121,8 @@ def test_a_choice_outside_the_vocabulary_teaches_no_hard_label() -> None:
 def test_the_end_is_no_label_where_it_was_forbidden() -> None:
     output, last = torch.eye(4), torch.tensor([[0.0, 0, 9, 1], [0.0, 0, 9, 1]])
     said, choice = training.target_says(output, last, torch.tensor([2, 3]), 2, torch.tensor([True, False]))
-    assert choice.tolist() == [3, 2] and said[0, 0] == 0
+    assert choice.tolist() == [3, 2]
+    assert said[0, 0] == 0
 
 
 class Tokenizer:
