@@ -249,7 +249,7 @@ def train(
 ) -> None:
     """Train until the budget is spent. ``checkpoint`` is called now and then, not at the end.
 
-        # The first steps take the pools in turn: all is compiled before the clock counts.
+    Each step takes rows of one pool, drawn by the pools' sizes. The cosine moves with the clock, from the step at
     which everything is compiled. ``peaks`` are the highest rates of each optimizer's groups.
     """
     head, device = trained.head, teacher.target.device
