@@ -115,9 +115,11 @@ def write_data(options: argparse.Namespace, target: Target) -> None:
     held_out(options, target, tokenizer, form)
     folder = options.work / "data"
     own: list[str] = []
-    pools = [data.Pool("long", options.rows, options.length, 0.65, data.LONG)]
+    pools = [data.Pool("long", options.rows, options.length, 0.65, 0, data.LONG)]
     if options.short_share:
-        short = data.Pool("short", 4 * options.rows, options.short_length, 0.8, data.SHORT)
+        short = data.Pool(
+            "short", 4 * options.rows, options.short_length, 0.8, options.short_length // 4, data.SHORT
+        )
         pools.append(short)
     for pool, share in zip(pools, (1 - options.short_share, 1.0), strict=False):
         already = len(list(folder.glob(f"{pool.name}-*.pt")))

@@ -73,7 +73,6 @@ QUESTIONS = (
 )
 HELD_OUT_COPY = COPY_REQUESTS[:2]
 QUESTIONED_PASSAGES = 3  # of each held-out question
-MIN_ANSWER_OF_SHORT = 32  # tokens; a short row with less is dropped
 OWN_TEXTS_KEPT = 40_000
 
 
@@ -94,6 +93,7 @@ class Pool:
     rows: int  # written at once
     length: int  # tokens
     greedy: float  # share of rows answered at temperature 0; the others at 0.7
+    min_answer: int  # tokens; a row with less is dropped
     drawn: tuple[float, float, float, float]  # shares of copies, questions about texts, stories, questions
 
 
@@ -173,9 +173,8 @@ def write_pool(
         )
         device_s = time.monotonic() - wrote
         answered = (by == ANSWER) | (by == LENGTHENED)
-        if pool.length < 4 * MIN_ANSWER_OF_SHORT + 1:
-            use = answered.sum(1) >= min(MIN_ANSWER_OF_SHORT, pool.length // 4)
-            tokens, by, answered = tokens[use], by[use], answered[use]
+        use = answered.sum(1) >= pool.min_answer
+        tokens, by, answered = tokens[use], by[use], answered[use]
         keep(tokens, by, batch)
         own = (own + own_paragraphs(tokenizer, tokens, by, draw))[-OWN_TEXTS_KEPT:]
         longest_s = max(longest_s, time.monotonic() - began)
