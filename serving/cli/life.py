@@ -99,11 +99,12 @@ def up(
         ]
         _up_detached(lab, path, timeout_s, options)
     else:
+        mark = run_id or uuid.uuid4().hex
         supervisor.supervise(
             lab,
             config_path=path,
-            run_id=run_id or uuid.uuid4().hex,
-            load_lab=lambda: _ray_lab(address),
+            run_id=mark,
+            load_lab=lambda: _ray_lab(address, mark),
             start_timeout_s=timeout_s,
             show=progress,
             announce=say_err,
@@ -192,7 +193,7 @@ def _have_model(lab: LabConfig, path: Path) -> None:
             model_store.prepare(say)
 
 
-def _ray_lab(address: str | None) -> RayLab:
+def _ray_lab(address: str | None, run_id: str) -> RayLab:
     from serving import ray_environment
 
     if address is None:
@@ -202,7 +203,7 @@ def _ray_lab(address: str | None) -> RayLab:
     # Only here: importing Ray takes seconds, which no other verb should pay.
     from serving.deployments import RayLab
 
-    return RayLab(address)
+    return RayLab(address, run_id)
 
 
 def _up_detached(lab: LabConfig, path: Path, timeout_s: float, options: Sequence[str] = ()) -> None:
@@ -245,11 +246,11 @@ def _stop_limit_s() -> float:
         return STOP_TIMEOUT_S  # the file has changed or gone since
 
 
-def _take_down(address: str) -> None:
-    """Stop the lab on that cluster, if there still is one."""
+def _take_down(address: str, run_id: str) -> None:
+    """Stop that run's lab on that cluster, if it still is there."""
     try:
         _need_cluster(address)
-        _ray_lab(address).take_down()
+        _ray_lab(address, run_id).take_down()
     except TandemError as error:
         say_err(f"nothing was stopped there: {error}")
 

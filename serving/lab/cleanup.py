@@ -71,14 +71,14 @@ def clear_stale(directory: Path, say: Say) -> None:
     """Clean up after a supervisor that died without a stop. The caller holds the lock.
 
     Raises:
-        SweepError: it left a lab on a Ray cluster, out of a sweep's reach.
+        SweepError: its lab was on a Ray cluster, out of a sweep's reach, and is forgotten with the state file.
     """
     if (state := lab_state.read(directory)) is not None:
-        # After a restart of the whole cluster the ports are free, and nothing of that lab is left.
-        if state.address is not None and any(port_fault(state.host, port) for port in state.ports):
+        if state.address is not None:
+            # Who listens on its port says nothing of whose lab is there; to ask the cluster takes Ray.
             raise SweepError(
-                f"the lab's supervisor (pid {state.pid}) died, and its lab still runs on the Ray cluster at "
-                f"{state.address}; `tandem down` stops it"
+                f"the lab's supervisor (pid {state.pid}) died, and its lab may still run on the Ray cluster at "
+                f"{state.address}; `tandem down` looks there and stops it"
             )
         say(f"cleaning up after a lab whose supervisor (pid {state.pid}) died")
         clean_up(directory, state, say)
