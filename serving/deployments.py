@@ -369,30 +369,28 @@ class RayLab:
         """
         assert self._cluster is not None
         self._cluster.join()
-        try:
-            if not self._stop_on(self._cluster):
-                raise ClusterError(f"this run's lab is no longer on the Ray cluster at {self._address}")
-        finally:
-            ray.shutdown()
+        if not self._stop_on(self._cluster):
+            raise ClusterError(f"this run's lab is not on the Ray cluster at {self._address} any more")
 
     def stop(self) -> None:
         """Let running requests end within the limit, then take the lab down. Does nothing when nothing runs."""
         if not ray.is_initialized():
             return
-        if self._cluster is None:
-            _drain()
-            serve.shutdown()
-        else:
+        if self._cluster is not None:
             self._stop_on(self._cluster)
+            return
+        _drain()
+        serve.shutdown()
         ray.shutdown()
 
     def _stop_on(self, cluster: SharedCluster) -> bool:
-        """False: this run has no lab there, and nothing was touched."""
-        if not cluster.claim_stop():
-            return False
-        _drain()
-        cluster.take_down()
-        return True
+        """False: this run has no lab there, and whatever is there was left alone."""
+        is_ours = cluster.claim_stop()
+        if is_ours:
+            _drain()
+            cluster.take_down()
+        cluster.leave()
+        return is_ours
 
 
 def _drain() -> None:

@@ -1,10 +1,10 @@
 """One run's part in a Ray cluster that others use too: whose lab runs there, and whose turn it is to change that.
 
-Serve has one application of a name on a cluster, puts a second in its place, and asks nobody whose it is. Two things
-in the cluster's head do:
+Serve has one application of a name on a cluster, puts a second in its place, and asks nobody whose it is.
+Two things in the cluster's head do:
 
-turn    an actor with a name, of which Ray makes one only. Held while a lab is looked for and deployed, and while one
-        is stopped. It ends with the process that made it, however that ends.
+turn    an actor with a name, of which Ray makes one only. Held while a lab is looked for and deployed, and while
+        one is stopped. It ends with the process that made it, however that ends.
 record  which run deployed, in the head's key-value store. It outlives the supervisor, so that `tandem down` can
         compare; a lab that is gone may leave it behind, and the next run, in its turn, writes its own over it.
 
@@ -23,7 +23,7 @@ from serving import ray_environment  # noqa: F401  # isort: skip - must come bef
 
 import ray
 from ray import serve
-from ray.experimental import internal_kv
+from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 
 from serving.core.errors import TandemError
@@ -54,19 +54,24 @@ class Record:
     starts_serve: bool
     serve: str | None
 
-    def is_of(self, run_id: str, serve_now: str | None) -> bool:
-        """Whether what Serve runs now is that run's. After `serve shutdown` it is somebody else's."""
-        return self.run_id == run_id and self.serve in (None, serve_now)
+    def has_lab(self, serve_now: str | None) -> bool:
+        """Whether the lab is in that Serve. After `serve shutdown` one of the same name is somebody else's."""
+        return serve_now is not None and self.serve == serve_now
 
     def owns_serve(self, serve_now: str | None) -> bool:
-        """Whether Serve is there for a lab's sake only, as long as no other application is in it."""
+        """Whether Serve is there for labs' sake, as long as no other application is in it."""
         return self.starts_serve and self.serve in (None, serve_now)
 
 
 class SharedCluster:
-    """What one run may do on the cluster at an address; both as `RayLab` has them."""
+    """What one run does on the cluster."""
 
     def __init__(self, address: str, run_id: str) -> None:
+        """
+        Args:
+            address: `auto` or host:port.
+            run_id: its mark.
+        """
         self._address = address
         self._run_id = run_id
         self._turn: Any = None
@@ -83,7 +88,7 @@ class SharedCluster:
     def claim(self, say: Say) -> None:
         """Before Serve is started: see that no lab is there, and write that the next is this run's.
 
-        The turn is kept until `confirm`, or for the stop of a start that failed.
+        The turn lasts until `end_turn`; after a start that failed, until the process has left the cluster.
 
         Raises:
             ClusterError: another run has its turn, or a lab runs there; Serve would put this one in its place,
@@ -101,9 +106,7 @@ class SharedCluster:
             )
         before, serve_now = _read(), _serve_now()
         if before is not None:
-            say(
-                f"taking over the Ray cluster at {self._address} from run {before.run_id}, whose lab is gone from it"
-            )
+            say(f"taking over the Ray cluster at {self._address} from run {before.run_id}, whose lab is gone")
         starts_serve = serve_now is None or (before is not None and before.owns_serve(serve_now))
         _write(Record(self._run_id, starts_serve, serve_now))
 
@@ -119,15 +122,16 @@ class SharedCluster:
         self._turn = None
 
     def claim_stop(self) -> bool:
-        """Take the turn to stop this run's lab; False if there is none, and whatever runs is another's.
+        """Take the turn to stop this run's lab; False if it has none, and whatever runs is another's.
 
         Raises:
             ClusterError: another run has its turn for TURN_LIMIT_S.
         """
         give_up_at_s = time.monotonic() + TURN_LIMIT_S
-        while self._is_ours():
+        while self._record() is not None:
             if self._take_turn():
-                return self._is_ours()
+                record = self._record()
+                return record is not None and record.has_lab(_serve_now())
             if time.monotonic() > give_up_at_s:
                 raise ClusterError(
                     f"another lab has been starting or stopping on the Ray cluster at {self._address} (--address) "
@@ -137,28 +141,32 @@ class SharedCluster:
         return False
 
     def take_down(self) -> None:
-        """Take this run's application out of Serve, and Serve down if it is there for that alone.
-
-        Serve is not asked first and shut down then where others have started it: what they deploy in between
-        would go with it.
+        """After `claim_stop` said yes: take this run's application out of Serve.
 
         Raises:
-            ClusterError: Serve has not taken the application down after its 60 s.
+            ClusterError: Serve has not done it after its 60 s.
         """
         try:
             serve.delete(APP_NAME)
-        except serve.exceptions.RayServeException:
-            pass  # the start was stopped before there was a Serve
         except TimeoutError as error:
             raise ClusterError(f"the lab on the Ray cluster at {self._address}: {error}") from error
-        record = _read()
-        if record is not None and record.owns_serve(_serve_now()) and not serve.status().applications:
-            serve.shutdown()
-        internal_kv._internal_kv_del(RECORD_KEY, namespace=APP_NAME)
 
-    def _is_ours(self) -> bool:
+    def leave(self) -> None:
+        """At last: leave nothing of this run, and touch nothing of another.
+
+        Serve is shut down if labs alone started it and nobody else uses it. Any other Serve stays, however empty:
+        it cannot be told to shut down only if it is.
+        """
+        if (record := self._record()) is not None and self._take_turn():
+            if record.owns_serve(_serve_now()) and not serve.status().applications:
+                serve.shutdown()
+            _internal_kv_del(RECORD_KEY, namespace=APP_NAME)
+        ray.shutdown()
+
+    def _record(self) -> Record | None:
+        """This run's own."""
         record = _read()
-        return record is not None and record.is_of(self._run_id, _serve_now())
+        return record if record is not None and record.run_id == self._run_id else None
 
     def _take_turn(self) -> bool:
         if self._turn is None:
@@ -176,12 +184,12 @@ class _Turn:
 
 
 def _read() -> Record | None:
-    text = internal_kv._internal_kv_get(RECORD_KEY, namespace=APP_NAME)
+    text = _internal_kv_get(RECORD_KEY, namespace=APP_NAME)
     return None if text is None else Record(**json.loads(text))
 
 
 def _write(record: Record) -> None:
-    internal_kv._internal_kv_put(RECORD_KEY, json.dumps(asdict(record)), namespace=APP_NAME)
+    _internal_kv_put(RECORD_KEY, json.dumps(asdict(record)), namespace=APP_NAME)
 
 
 def _serve_now() -> str | None:
@@ -190,4 +198,4 @@ def _serve_now() -> str | None:
         controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
     except ValueError:
         return None
-    return str(controller._actor_id.hex())
+    return str(controller._actor_id.hex())  # noqa: SLF001 - its repr has it too, among other text

@@ -115,7 +115,7 @@ def stop_running(
     """Stop the lab of this user, however it stands; None when there is none.
 
     Args:
-        take_down: stops what a supervisor that did not stop left on a Ray cluster, given its address and the run_id.
+        take_down: stops what a supervisor that did not stop left on a Ray cluster; gets its address and the run_id.
 
     Raises:
         TandemError: a process or a port outlived the stop.
