@@ -104,7 +104,7 @@ def _abandon(child: psutil.Process, run_id: str, say: Say) -> None:
     finally:
         state = lab_state.read(directory)
         if state is not None and state.run_id == run_id:
-            clean_up(directory, state, say)
+            clean_up(directory, state, say, is_stopped=False)
         else:
             sweep(run_id)
 
