@@ -15,7 +15,6 @@ from ray import serve
 from ray.serve.config import ProxyLocation
 
 
-@serve.deployment(ray_actor_options={"num_cpus": 0})
 class Other:
     """Somebody's application."""
 
@@ -28,8 +27,9 @@ def main(address: str, verb: str, *names: str) -> None:
         serve.shutdown()
     elif verb == "run":
         serve.start(proxy_location=ProxyLocation.Disabled)
+        other = serve.deployment(Other, ray_actor_options={"num_cpus": 0})
         for name in names:
-            serve.run(Other.bind(), name=name, route_prefix=None)
+            serve.run(other.bind(), name=name, route_prefix=None)
     else:
         actors = ray.util.list_named_actors(all_namespaces=True)
         is_there = any(actor["namespace"] == "serve" for actor in actors)
