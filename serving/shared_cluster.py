@@ -13,10 +13,9 @@ Private names of Ray 2.60: the key-value store's and the controller's. tests/clu
 
 from __future__ import annotations
 
-import json
 import logging
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from serving import ray_environment  # noqa: F401  # isort: skip - must come before Ray
@@ -26,6 +25,7 @@ from ray import serve
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 
+from serving.core.cluster_record import Record, claimed
 from serving.core.errors import TandemError
 from serving.core.ray_application import APP_NAME, HEAD_RESOURCE
 from serving.progress import Say
@@ -38,29 +38,6 @@ POLL_S = 0.2
 
 class ClusterError(TandemError):
     """No cluster to join, or one that is another's."""
-
-
-@dataclass(frozen=True)
-class Record:
-    """Which run deployed.
-
-    Attributes:
-        run_id: its mark.
-        starts_serve: there was no Serve before, or only one that an earlier run had started.
-        serve: the Serve that the lab is in, as its controller's id; None until the run has started it.
-    """
-
-    run_id: str
-    starts_serve: bool
-    serve: str | None
-
-    def has_lab(self, serve_now: str | None) -> bool:
-        """Whether the lab is in that Serve. After `serve shutdown` one of the same name is somebody else's."""
-        return serve_now is not None and self.serve == serve_now
-
-    def owns_serve(self, serve_now: str | None) -> bool:
-        """Whether Serve is there for labs' sake, as long as no other application is in it."""
-        return self.starts_serve and self.serve in (None, serve_now)
 
 
 class SharedCluster:
@@ -107,8 +84,7 @@ class SharedCluster:
         before, serve_now = _read(), _serve_now()
         if before is not None:
             say(f"taking over the Ray cluster at {self._address} from run {before.run_id}, whose lab is gone")
-        starts_serve = serve_now is None or (before is not None and before.owns_serve(serve_now))
-        _write(Record(self._run_id, starts_serve, serve_now))
+        _write(claimed(self._run_id, before, serve_now))
 
     def note_serve(self) -> None:
         """After Serve was started, and before the lab is in it: this is the Serve."""
@@ -185,11 +161,11 @@ class _Turn:
 
 def _read() -> Record | None:
     text = _internal_kv_get(RECORD_KEY, namespace=APP_NAME)
-    return None if text is None else Record(**json.loads(text))
+    return None if text is None else Record.from_json(text)
 
 
 def _write(record: Record) -> None:
-    _internal_kv_put(RECORD_KEY, json.dumps(asdict(record)), namespace=APP_NAME)
+    _internal_kv_put(RECORD_KEY, record.to_json(), namespace=APP_NAME)
 
 
 def _serve_now() -> str | None:
