@@ -32,7 +32,7 @@ from serving import autoscaling, model_store
 from serving import config as settings
 from serving.config import LabConfig, LaneConfig
 from serving.core.addresses import LOOPBACK
-from serving.core.errors import ConfigError, TandemError
+from serving.core.errors import ConfigError, NotRunningError, TandemError
 from serving.core.processor_time import yield_as_engine
 from serving.core.ray_application import APP_NAME, ENGINE_RESOURCE, HEAD_RESOURCE, OBJECT_STORE_BYTES
 from serving.engines.make import make_engine
@@ -365,12 +365,16 @@ class RayLab:
         """Stop this run's lab on the cluster after its supervisor died.
 
         Raises:
-            ClusterError: no cluster at the address, or this run's lab is not on it.
+            NotRunningError: no cluster at the address, or this run's lab is not on it.
+            ClusterError: it is, and was not stopped.
         """
         assert self._cluster is not None
-        self._cluster.join()
+        try:
+            self._cluster.join()
+        except ClusterError as error:
+            raise NotRunningError(str(error)) from error
         if not self._stop_on(self._cluster):
-            raise ClusterError(f"this run's lab is not on the Ray cluster at {self._address} any more")
+            raise NotRunningError(f"this run's lab is not on the Ray cluster at {self._address} any more")
 
     def stop(self) -> None:
         """Let running requests end within the limit, then take the lab down. Does nothing when nothing runs."""
