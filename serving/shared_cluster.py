@@ -24,6 +24,7 @@ import ray
 from ray import serve
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+from ray.serve.exceptions import RayServeException
 
 from serving.core.cluster_record import Record, claimed
 from serving.core.errors import TandemError
@@ -124,6 +125,8 @@ class SharedCluster:
         """
         try:
             serve.delete(APP_NAME)
+        except (RayServeException, ray.exceptions.RayActorError):
+            pass  # somebody's `serve shutdown` was faster
         except TimeoutError as error:
             raise ClusterError(f"the lab on the Ray cluster at {self._address}: {error}") from error
 
