@@ -137,7 +137,7 @@ def test_of_two_starts_at_once_one_passes_and_goes_down_whole(
     assert f"is being started or stopped on the Ray cluster at {cluster.address}" in refusal or (
         f"a lab runs on the Ray cluster at {cluster.address}" in refusal
     )
-    assert winner.is_served
+    wait_until(lambda: winner.is_served, "the lab that passed serves")
     assert "no lab is running" in loser.down().stderr
     assert winner.is_served
     assert winner.down().returncode == 0
@@ -185,7 +185,7 @@ def test_a_start_has_its_turn_alone_and_dead_it_stands_in_nobodys_way(
         start.wait()
     assert second.up().returncode == 0
     assert f"taking over the Ray cluster at {cluster.address} from run " in second.log
-    assert second.is_served
+    wait_until(lambda: second.is_served, "the second serves")
     assert second.down().returncode == 0
     assert others(cluster, "show") is None
 
@@ -206,6 +206,7 @@ def test_after_serve_shutdown_the_next_lab_is_nobodys_but_its_own_runs(
     others(cluster, "shutdown")
     assert second.up().returncode == 0
     assert f"taking over the Ray cluster at {cluster.address} from run " in second.log
+    wait_until(lambda: second.is_served, "the second serves")
     assert first.down().returncode == 0  # its supervisor lives and is asked to stop
     assert second.is_served
     second.kill_supervisor()
