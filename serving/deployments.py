@@ -1,6 +1,6 @@
 """The composition root: Ray Serve deployments made of the parts.
 
-Beside `ray_environment`, which prepares for it, the only module that imports Ray.
+Beside `ray_environment`, which prepares for it, and `shared_cluster`, the only module that imports Ray.
 
 scheduler   one replica; admission, order, placement
 gateway     N replicas that share one port; the OpenAI API
@@ -15,7 +15,6 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -33,9 +32,9 @@ from serving import autoscaling, model_store
 from serving import config as settings
 from serving.config import LabConfig, LaneConfig
 from serving.core.addresses import LOOPBACK
-from serving.core.errors import ConfigError, TandemError
+from serving.core.errors import ConfigError, NotRunningError, TandemError
 from serving.core.processor_time import yield_as_engine
-from serving.core.ray_application import APP_NAME, ENGINE_RESOURCE, OBJECT_STORE_BYTES
+from serving.core.ray_application import APP_NAME, ENGINE_RESOURCE, HEAD_RESOURCE, OBJECT_STORE_BYTES
 from serving.engines.make import make_engine
 from serving.engines.replica import EngineReplica
 from serving.engines.vllm import environment
@@ -52,6 +51,7 @@ from serving.http_server import serve_app
 from serving.machine import port_fault, usable_cores
 from serving.scheduler.client import SchedulerClient
 from serving.scheduler.service import SchedulerService, build_scheduler_app
+from serving.shared_cluster import ClusterError, SharedCluster
 from serving.tracing.otlp import Tracing, is_wanted
 from serving.tracing.span_log import SpanLog
 
@@ -63,7 +63,6 @@ ANSWER_TIMEOUT_S = 10
 # Far above what the scheduler lets run: Serve must never be the one that queues.
 UNBOUNDED = 1_000_000
 ENGINES_ON_ONE_MACHINE = 10_000  # Ray alone on a machine is no judge of its memory
-HEAD_RESOURCE = "node:__internal_head__"  # Ray's own, on the head and nowhere else
 
 
 class LabStartError(TandemError):
@@ -317,70 +316,95 @@ def build(args: dict[str, Any]) -> serve.Application:
     return application(settings.from_data(args, "args"))
 
 
-@dataclass(frozen=True)
 class RayLab:
-    """The lab on Ray.
+    """The lab on Ray."""
 
-    Attributes:
-        address: a Ray cluster to join, as `auto` or host:port; None to start Ray on this machine for it alone,
-            on the loopback.
-    """
-
-    address: str | None = None
+    def __init__(self, address: str | None, run_id: str) -> None:
+        """
+        Args:
+            address: a Ray cluster to join, as `auto` or host:port; None to start Ray on this machine for it alone,
+                on the loopback.
+            run_id: what a lab on a cluster is known by; nothing else there is ever stopped.
+        """
+        self._address = address
+        self._cluster = None if address is None else SharedCluster(address, run_id)
 
     def start(self, config: LabConfig, *, on_progress: Callable[[str], None]) -> None:
         """Deploy the lab; returns when every replica serves.
 
         Raises:
             ConfigError: the model is not there.
-            LabStartError: no cluster at the address, or a deployment failed; the text says which and why.
+            ClusterError: no cluster at the address, or it has a lab, or is getting one.
+            LabStartError: a deployment failed; the text says which and why.
         """
-        if self.address is None and config.needs_model:
+        if self._cluster is None and config.needs_model:
             model_store.resolve(config.model.path)
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
-        if self.address is None:
+        if self._cluster is None:
             on_progress("starting Ray")
             _start_ray()
         else:
-            on_progress(f"joining the Ray cluster at {self.address}")
-            _join_ray(self.address)
-            _refuse_second_lab(self.address)
+            on_progress(f"joining the Ray cluster at {self._address}")
+            self._cluster.join()
+            self._cluster.claim(on_progress)
         on_progress("starting Ray Serve")
         serve.start(proxy_location=ProxyLocation.Disabled)
+        if self._cluster is not None:
+            self._cluster.note_serve()
         target = serve.RunTarget(application(config), name=APP_NAME, route_prefix=None)
         serve.run_many(
             [target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
         )
+        if self._cluster is not None:
+            self._cluster.end_turn()
         _wait_until_running(on_progress, sum(lane.replicas for lane in config.lanes))
-        if self.address is not None:
+        if self._cluster is not None:
             _need_gateway_here(config.gateway.host, config.gateway.port)
 
     def take_down(self) -> None:
-        """Stop a lab on the cluster whose supervisor died.
+        """Stop this run's lab on the cluster after its supervisor died.
 
         Raises:
-            LabStartError: no cluster at the address.
+            NotRunningError: no cluster at the address, or this run's lab is not on it.
+            ClusterError: it is, and was not stopped.
         """
-        assert self.address is not None
-        _join_ray(self.address)
-        self.stop()
+        assert self._cluster is not None
+        try:
+            self._cluster.join()
+        except ClusterError as error:
+            raise NotRunningError(str(error)) from error
+        if not self._stop_on(self._cluster):
+            raise NotRunningError(f"this run's lab is not on the Ray cluster at {self._address} any more")
 
     def stop(self) -> None:
         """Let running requests end within the limit, then take the lab down. Does nothing when nothing runs."""
         if not ray.is_initialized():
             return
-        # A half-started lab has nothing to drain; whatever the reason, what runs is stopped below.
-        try:
-            scheduler = serve.get_deployment_handle("scheduler", APP_NAME)
-            limit_s: float = scheduler.drain_timeout_s.remote().result(timeout_s=ANSWER_TIMEOUT_S)
-            scheduler.drain.remote().result(timeout_s=limit_s + ANSWER_TIMEOUT_S)
-        except Exception:
-            logging.getLogger(__name__).info("nothing was drained", exc_info=True)
-        if self.address is not None and set(serve.status().applications) - {APP_NAME}:
-            serve.delete(APP_NAME)  # others use Serve on this cluster
-        else:
-            serve.shutdown()
+        if self._cluster is not None:
+            self._stop_on(self._cluster)
+            return
+        _drain()
+        serve.shutdown()
         ray.shutdown()
+
+    def _stop_on(self, cluster: SharedCluster) -> bool:
+        """False: this run has no lab there, and whatever is there was left alone."""
+        is_ours = cluster.claim_stop()
+        if is_ours:
+            _drain()
+            cluster.take_down()
+        cluster.leave()
+        return is_ours
+
+
+def _drain() -> None:
+    # A half-started lab has nothing to drain; whatever the reason, it is taken down next.
+    try:
+        scheduler = serve.get_deployment_handle("scheduler", APP_NAME)
+        limit_s: float = scheduler.drain_timeout_s.remote().result(timeout_s=ANSWER_TIMEOUT_S)
+        scheduler.drain.remote().result(timeout_s=limit_s + ANSWER_TIMEOUT_S)
+    except Exception:
+        logging.getLogger(__name__).info("nothing was drained", exc_info=True)
 
 
 def _start_ray() -> None:
@@ -395,27 +419,6 @@ def _start_ray() -> None:
         logging_level=logging.WARNING,
         log_to_driver=False,
     )
-
-
-def _join_ray(address: str) -> None:
-    try:
-        ray.init(address=address, namespace=APP_NAME, logging_level=logging.WARNING, log_to_driver=False)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise LabStartError(f"no Ray cluster to join at {address} (--address): {error}") from error
-
-
-def _refuse_second_lab(address: str) -> None:
-    """Serve would put this lab in the place of the one that runs, and its clients would lose their answers.
-
-    Raises:
-        LabStartError: a lab runs on the cluster. It is let go of, so that `stop` leaves that lab alone.
-    """
-    if APP_NAME in serve.status().applications:
-        ray.shutdown()
-        raise LabStartError(
-            f"a lab runs on the Ray cluster at {address} already: `tandem down` stops it where it was started, "
-            "`serve shutdown` from anywhere"
-        )
 
 
 def _need_gateway_here(host: str, port: int) -> None:

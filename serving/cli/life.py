@@ -18,7 +18,7 @@ from serving.cli import clients
 from serving.cli.options import Number, config_option, find_config, find_shipped, naming
 from serving.cli.outcome import end, say_err
 from serving.config import LabConfig
-from serving.core.errors import AlreadyRunningError, ConfigError, TandemError
+from serving.core.errors import AlreadyRunningError, ConfigError, NotRunningError, TandemError
 from serving.core.exit_codes import ExitCode
 from serving.doctor import Check, Status
 from serving.engines import vllm_check
@@ -99,11 +99,12 @@ def up(
         ]
         _up_detached(lab, path, timeout_s, options)
     else:
+        mark = run_id or uuid.uuid4().hex
         supervisor.supervise(
             lab,
             config_path=path,
-            run_id=run_id or uuid.uuid4().hex,
-            load_lab=lambda: _ray_lab(address),
+            run_id=mark,
+            load_lab=lambda: _ray_lab(address, mark),
             start_timeout_s=timeout_s,
             show=progress,
             announce=say_err,
@@ -192,7 +193,7 @@ def _have_model(lab: LabConfig, path: Path) -> None:
             model_store.prepare(say)
 
 
-def _ray_lab(address: str | None) -> RayLab:
+def _ray_lab(address: str | None, run_id: str) -> RayLab:
     from serving import ray_environment
 
     if address is None:
@@ -202,7 +203,7 @@ def _ray_lab(address: str | None) -> RayLab:
     # Only here: importing Ray takes seconds, which no other verb should pay.
     from serving.deployments import RayLab
 
-    return RayLab(address)
+    return RayLab(address, run_id)
 
 
 def _up_detached(lab: LabConfig, path: Path, timeout_s: float, options: Sequence[str] = ()) -> None:
@@ -231,7 +232,12 @@ def down(timeout_s: float | None) -> None:
     """Stop the lab and whatever is left of it. Does nothing, and says so, when none is running."""
     with progress() as say:
         stopped = control.stop_running(timeout_s=timeout_s or _stop_limit_s(), say=say, take_down=_take_down)
-    say_err("no lab is running" if stopped is None else "stopped: no process and no port is left")
+    if stopped is None:
+        say_err("no lab is running")
+    elif stopped.address is None:
+        say_err("stopped: no process and no port is left")
+    else:
+        say_err("stopped: nothing of that run is left")
 
 
 def _stop_limit_s() -> float:
@@ -245,12 +251,20 @@ def _stop_limit_s() -> float:
         return STOP_TIMEOUT_S  # the file has changed or gone since
 
 
-def _take_down(address: str) -> None:
-    """Stop the lab on that cluster, if there still is one."""
+def _take_down(address: str, run_id: str) -> None:
+    """Stop that run's lab on that cluster, if it still is there.
+
+    Raises:
+        TandemError: it is, and was not stopped.
+    """
     try:
         _need_cluster(address)
-        _ray_lab(address).take_down()
     except TandemError as error:
+        say_err(f"nothing was stopped there: {error}")
+        return
+    try:
+        _ray_lab(address, run_id).take_down()
+    except NotRunningError as error:
         say_err(f"nothing was stopped there: {error}")
 
 

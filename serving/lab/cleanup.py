@@ -34,8 +34,14 @@ class SweepError(TandemError):
     """Something of the lab outlived the sweep."""
 
 
-def clean_up(directory: Path, state: LabState, say: Say, grace_s: float = GRACE_S) -> None:
+def clean_up(
+    directory: Path, state: LabState, say: Say, grace_s: float = GRACE_S, *, is_stopped: bool = True
+) -> None:
     """Sweep up a run that nobody supervises any more, remove the state file, wait for the ports.
+
+    Args:
+        is_stopped: False where a lab on a Ray cluster, out of a sweep's reach, may run on. Then the state file
+            stays, for `tandem down`.
 
     Raises:
         SweepError: a process survived (the state file stays), or a port is still in use on one machine.
@@ -45,6 +51,8 @@ def clean_up(directory: Path, state: LabState, say: Say, grace_s: float = GRACE_
         say(f"stopping: ended {name}")
     shared_memory.forget(directory)
     sockets.remove_left(state.temp_dirs, state.pid, state.run_id)
+    if not is_stopped and state.address is not None:
+        return
     lab_state.remove(directory)
     _wait_for_ports(state, say)
 
@@ -57,7 +65,8 @@ def _wait_for_ports(state: LabState, say: Say) -> None:
             if state.address is not None:
                 # The gateways belong to the cluster, which ends them in its own time.
                 say(
-                    f"port {taken[0]} is in use still: Ray Serve on the cluster at {state.address} is stopping"
+                    f"port {taken[0]} is in use still: Ray Serve on the cluster at {state.address} is stopping, "
+                    "or another program has it"
                 )
                 return
             raise SweepError(
@@ -71,14 +80,14 @@ def clear_stale(directory: Path, say: Say) -> None:
     """Clean up after a supervisor that died without a stop. The caller holds the lock.
 
     Raises:
-        SweepError: it left a lab on a Ray cluster, out of a sweep's reach.
+        SweepError: its lab was on a Ray cluster, out of a sweep's reach, and is forgotten with the state file.
     """
     if (state := lab_state.read(directory)) is not None:
-        # After a restart of the whole cluster the ports are free, and nothing of that lab is left.
-        if state.address is not None and any(port_fault(state.host, port) for port in state.ports):
+        if state.address is not None:
+            # Who listens on its port says nothing of whose lab is there; to ask the cluster takes Ray.
             raise SweepError(
-                f"the lab's supervisor (pid {state.pid}) died, and its lab still runs on the Ray cluster at "
-                f"{state.address}; `tandem down` stops it"
+                f"the lab's supervisor (pid {state.pid}) died, and its lab may still run on the Ray cluster at "
+                f"{state.address}; `tandem down` looks there and stops it"
             )
         say(f"cleaning up after a lab whose supervisor (pid {state.pid}) died")
         clean_up(directory, state, say)

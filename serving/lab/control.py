@@ -104,18 +104,18 @@ def _abandon(child: psutil.Process, run_id: str, say: Say) -> None:
     finally:
         state = lab_state.read(directory)
         if state is not None and state.run_id == run_id:
-            clean_up(directory, state, say)
+            clean_up(directory, state, say, is_stopped=False)
         else:
             sweep(run_id)
 
 
 def stop_running(
-    *, timeout_s: float, say: Say, take_down: Callable[[str], None] | None = None
+    *, timeout_s: float, say: Say, take_down: Callable[[str, str], None] | None = None
 ) -> LabState | None:
     """Stop the lab of this user, however it stands; None when there is none.
 
     Args:
-        take_down: stops what a supervisor that did not stop left on the Ray cluster at an address.
+        take_down: stops what a supervisor that did not stop left on a Ray cluster; gets its address and the run_id.
 
     Raises:
         TandemError: a process or a port outlived the stop.
@@ -130,7 +130,7 @@ def stop_running(
         say(f"the supervisor (pid {state.pid}) died; sweeping up what it left")
     if state.address is not None and take_down is not None and _is_left(state, directory):
         say(f"stopping what is left on the Ray cluster at {state.address}")
-        take_down(state.address)
+        take_down(state.address, state.run_id)
     try:
         with lab_state.locked(directory):
             clean_up(directory, state, say)

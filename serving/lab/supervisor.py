@@ -222,8 +222,15 @@ def supervise(
             finally:
                 signals.disarm()
                 with show() as say:
-                    _stop(lab, file, watch, signals, say, config.scheduler.drain_timeout_s + STOP_MARGIN_S)
-                announce("stopped")
+                    limit_s = config.scheduler.drain_timeout_s + STOP_MARGIN_S
+                    is_stopped = _stop(lab, file, watch, signals, say, limit_s)
+                if is_stopped or address is None:
+                    announce("stopped")
+                else:
+                    announce(
+                        f"stopped on this machine; the lab may still run on the Ray cluster at {address}: "
+                        "`tandem down` looks there and stops it"
+                    )
 
 
 def _update(file: _StateFile, say: Say, phase: LabPhase, text: str) -> None:
@@ -255,21 +262,24 @@ def _first_state(
 
 def _stop(
     lab: Lab | None, file: _StateFile, watch: Watch, signals: _StopSignals, say: Say, limit_s: float
-) -> None:
+) -> bool:
+    """False: the lab itself was not waited for, or could not be stopped."""
     _update(file, say, LabPhase.STOPPING, "stopping: draining and shutting down")
-    grace_s = GRACE_S
+    grace_s, is_stopped = GRACE_S, False
     watch.look()
     try:
         if lab is not None:
             with signals.hurriable(limit_s):
                 lab.stop()
+        is_stopped = True
     except StopRequested as request:
         why = f"not done in {limit_s:g} s" if request.number == signal.SIGALRM else "hurried"
         say(f"stopping: {why}, ending the processes")
         grace_s = HURRIED_GRACE_S
     finally:
         watch.end()
-        clean_up(lab_state.state_dir(), file.state, say, grace_s)
+        clean_up(lab_state.state_dir(), file.state, say, grace_s, is_stopped=is_stopped)
+    return is_stopped
 
 
 def _need_free_port(config: LabConfig) -> None:

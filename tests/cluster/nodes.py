@@ -35,10 +35,7 @@ class RayCluster:
     def start_worker(self, engines: int) -> psutil.Popen:
         """A node that takes so many engines."""
         resources = json.dumps({"tandem_engine": engines})
-        node = self.start(f"--address={self.address}", f"--resources={resources}")
-        # Two that start at once on one machine choose the same names for their sockets, and one never joins.
-        wait_until(lambda: _serves(node), "the worker's raylet serves", limit_s=60)
-        return node
+        return self.start(f"--address={self.address}", f"--resources={resources}")
 
     def start(self, *options: str) -> psutil.Popen:
         node = psutil.Popen(
@@ -48,6 +45,8 @@ class RayCluster:
             stderr=subprocess.STDOUT,
         )
         self.nodes.append(node)
+        # Two that start at once on one machine choose the same names for their sockets, and one never joins.
+        wait_until(lambda: _serves(node), "the node's raylet serves", limit_s=60)
         return node
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pwd
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from serving import doctor, model_store
 from serving.cli import clients, life
-from serving.core.errors import AlreadyRunningError, ConfigError, TandemError
+from serving.core.errors import AlreadyRunningError, ConfigError, NotRunningError, TandemError
 from serving.core.exit_codes import ExitCode
 from serving.doctor import Check, Status
 from serving.engines import vllm_check
@@ -43,6 +44,31 @@ def test_down_without_a_lab_says_so_and_is_0() -> None:
     result = run("down")
     assert (result.exit_code, result.stdout) == (0, "")
     assert "no lab is running" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "is_forgotten"),
+    [(NotRunningError("it is another's"), 0, True), (TandemError("Serve does not answer"), 1, False)],
+)
+def test_down_forgets_a_lab_on_a_cluster_when_it_is_not_there_but_not_when_it_could_not_be_stopped(
+    error: TandemError, code: int, is_forgotten: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = replace(write_state(alive=False), address="auto")
+    lab_state.write(lab_state.state_dir(), dead)
+    asked: list[tuple[str | None, str]] = []
+
+    class OnCluster:
+        def __init__(self, address: str | None, run_id: str) -> None:
+            asked.append((address, run_id))
+
+        def take_down(self) -> None:
+            raise error
+
+    monkeypatch.setattr(life, "_ray_lab", OnCluster)
+    result = run("down")
+    assert asked == [("auto", dead.run_id)]
+    assert (result.exit_code, str(error) in result.stderr) == (code, True)
+    assert (lab_state.read(lab_state.state_dir()) is None) is is_forgotten
 
 
 @pytest.mark.parametrize(("arguments", "start"), [((), "supervise"), (("--detach",), "detach")])

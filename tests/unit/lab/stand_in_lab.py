@@ -1,4 +1,6 @@
-"""A lab without Ray under the real supervisor: `python -m tests.unit.lab.stand_in_lab MODE RUN_ID PORT TIMEOUT_S`.
+"""A lab without Ray under the real supervisor.
+
+`python -m tests.unit.lab.stand_in_lab MODE RUN_ID PORT TIMEOUT_S [ADDRESS]`, as if on the Ray cluster at ADDRESS.
 
 It starts one harmless process and never ends it, so that only the sweep can.
 """
@@ -115,7 +117,7 @@ def show() -> Iterator[Callable[[str], None]]:
 
 
 def main() -> int:
-    mode, run_id, port, timeout_s = sys.argv[1:]
+    mode, run_id, port, timeout_s, *address = sys.argv[1:]
     shared_memory.LOOK_EVERY_S = 0.02
     config = LabConfig(
         gateway=GatewayConfig(port=int(port)),
@@ -130,6 +132,7 @@ def main() -> int:
             start_timeout_s=float(timeout_s),
             show=show,
             announce=say,
+            address=address[0] if address else None,
         )
     except AlreadyRunningError as error:
         say(f"error: {error}")

@@ -59,17 +59,18 @@ def run_id() -> Iterator[str]:
     sweep(value, grace_s=0.1)
 
 
-def command(mode: str, run_id: str, port: int, timeout_s: float = 60) -> list[str]:
-    return [sys.executable, "-m", "tests.unit.lab.stand_in_lab", mode, run_id, str(port), str(timeout_s)]
+def command(mode: str, run_id: str, port: int, timeout_s: float = 60, *address: str) -> list[str]:
+    stand_in = [sys.executable, "-m", "tests.unit.lab.stand_in_lab"]
+    return [*stand_in, mode, run_id, str(port), str(timeout_s), *address]
 
 
 class Supervisor:
     """A stand-in lab in the foreground, followed by the lines it prints."""
 
-    def __init__(self, mode: str, run_id: str, port: int, timeout_s: float = 60) -> None:
+    def __init__(self, mode: str, run_id: str, port: int, timeout_s: float = 60, *address: str) -> None:
         env = os.environ | {RUN_ID_VARIABLE: run_id}
         self.process = subprocess.Popen(
-            command(mode, run_id, port, timeout_s), stdout=subprocess.PIPE, text=True, env=env
+            command(mode, run_id, port, timeout_s, *address), stdout=subprocess.PIPE, text=True, env=env
         )
         self.lines: list[str] = []
 
@@ -135,30 +136,34 @@ def test_what_a_dead_supervisor_left_on_a_cluster_is_taken_down(
     )
     state_dir.mkdir(exist_ok=True)
     lab_state.write(state_dir, dead)
-    taken_down: list[str] = []
-    assert control.stop_running(timeout_s=1, say=ignore, take_down=taken_down.append) == dead
-    assert taken_down == ([address] if address else [])
+    taken_down: list[tuple[str, str]] = []
+
+    def take_down(address: str, run_id: str) -> None:
+        taken_down.append((address, run_id))
+
+    assert control.stop_running(timeout_s=1, say=ignore, take_down=take_down) == dead
+    assert taken_down == ([(address, run_id)] if address else [])
     assert_nothing_left(run_id, state_dir)
 
 
-@pytest.mark.parametrize("is_left", [True, False])
-def test_a_start_does_not_forget_what_still_runs_on_a_cluster(
-    is_left: bool, run_id: str, port: int, state_dir: Path
+@pytest.mark.parametrize("is_port_taken", [True, False])
+def test_a_start_does_not_forget_what_may_run_on_a_cluster_whoever_has_its_port(
+    is_port_taken: bool, port: int, state_dir: Path
 ) -> None:
     state_dir.mkdir(exist_ok=True)
     dead = LabState(
         os.getpid(), 0, "before", "c", "u", "127.0.0.1", (port,), None, LabPhase.READY, "", 0.0, "auto"
     )
     lab_state.write(state_dir, dead)
-    with socket.socket() as gateway:
-        if is_left:
-            gateway.bind(("127.0.0.1", port))
-            gateway.listen()
-            with pytest.raises(SweepError, match="still runs on the Ray cluster at auto; `tandem down`"):
-                clear_stale(state_dir, ignore)
-        else:
+    with socket.socket() as anybody:
+        if is_port_taken:
+            anybody.bind(("127.0.0.1", port))
+            anybody.listen()
+        with pytest.raises(
+            SweepError, match="may still run on the Ray cluster at auto; `tandem down` looks there"
+        ):
             clear_stale(state_dir, ignore)
-    assert lab_state.read(state_dir) == (dead if is_left else None)
+    assert lab_state.read(state_dir) == dead
 
 
 def test_down_removes_the_sockets_of_a_supervisor_that_was_killed(
@@ -323,6 +328,27 @@ def test_a_second_ctrl_c_hurries_a_stop_that_hangs(run_id: str, port: int, state
     supervisor.process.send_signal(signal.SIGINT)
     assert supervisor.end() == 0
     assert "stopping: hurried, ending the processes" in supervisor.lines
+    assert_nothing_left(run_id, state_dir)
+
+
+def test_a_hurried_stop_does_not_forget_what_may_run_on_a_cluster(
+    run_id: str, port: int, state_dir: Path
+) -> None:
+    supervisor = Supervisor("stuck_in_stop", run_id, port, 60, "10.0.0.1:6379")
+    supervisor.wait_for("`tandem down` stops it")
+    supervisor.process.send_signal(signal.SIGINT)
+    supervisor.wait_for("stuck")
+    supervisor.process.send_signal(signal.SIGINT)
+    assert supervisor.end() == 0
+    assert "the lab may still run on the Ray cluster at 10.0.0.1:6379: `tandem down`" in supervisor.lines[-1]
+    assert processes_of(run_id) == []
+    taken_down: list[str] = []
+
+    def take_down(address: str, run_id: str) -> None:
+        taken_down.append(run_id)
+
+    assert control.stop_running(timeout_s=30, say=ignore, take_down=take_down) is not None
+    assert taken_down == [run_id]
     assert_nothing_left(run_id, state_dir)
 
 
