@@ -143,6 +143,10 @@ def _convert(gguf: Path, target: Path) -> None:
             setattr(model, mark, None if mark == "quantization_method" else False)
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
+    # Some releases of transformers (5.17) name the first token of a turn as the one that ends it.
+    end = model.generation_config.eos_token_id
+    if isinstance(end, int) and tokenizer.eos_token_id != end:
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
 

@@ -77,7 +77,7 @@ class RunningLab:
         pids = {
             one.pid
             for one in psutil.net_connections("tcp")
-            if one.status == psutil.CONN_LISTEN and one.laddr.port == port and one.pid is not None
+            if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port and one.pid
         }
         assert pids, f"no process listens on {port}"
         return min(map(psutil.Process, pids), key=psutil.Process.create_time)

@@ -191,7 +191,7 @@ def test_the_scheduler_killed_under_load_loses_and_doubles_nothing(lab: RunningL
     """By the engines' own word, which no scheduler can be wrong about."""
 
     def most_in_an_engine() -> int:
-        return max(engine["running"] + engine["waiting"] for engine in lab.engines("batched"))
+        return max(int(engine["running"] + engine["waiting"]) for engine in lab.engines("batched"))
 
     def finished() -> set[str]:
         return {one["request_id"] for engine in lab.engines("batched") for one in engine["finished"]}
