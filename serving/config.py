@@ -230,7 +230,8 @@ class SpeculationConfig(_Settings):
 
     method: str = Field("ngram", min_length=1, max_length=64)
     num_speculative_tokens: int = Field(4, ge=1, le=64)
-    # A checkpoint directory on the engine's node: a model with the same vocabulary, or a head on the lab's model.
+    # A checkpoint directory on the engine's node: a model with the same vocabulary, or a head on the lab's model;
+    # `auto`: the default model, or the eagle3 head that comes with Tandem for it.
     model: str | None = Field(None, min_length=1, max_length=4096)
     prompt_lookup_min: int = Field(2, ge=1, le=16)  # ngram
     prompt_lookup_max: int = Field(4, ge=1, le=16)  # ngram
@@ -443,6 +444,19 @@ class LabConfig(_Settings):
         if not any(lane.takes_unpinned for lane in lanes):
             raise ValueError("no lane takes unpinned requests; set takes_unpinned: true on at least one")
         return lanes
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> Self:
+        for lane in self.lanes:
+            drafts = lane.speculation
+            if drafts is None or drafts.draft_directory != "auto" or drafts.method == "draft_model":
+                continue
+            if drafts.method != "eagle3" or self.model.path != "auto":
+                raise ValueError(
+                    f"lanes[{lane.name}].speculation.model = 'auto' is an eagle3 head for the default model; "
+                    f"method={drafts.method}, model.path={self.model.path!r}"
+                )
+        return self
 
     @property
     def needs_model(self) -> bool:

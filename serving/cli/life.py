@@ -155,7 +155,8 @@ def _refuse_what_is_not_here(lab: LabConfig, path: Path, *, has_engines: bool = 
             model_store.resolve(lab.model.path)
         for lane in lab.lanes if has_engines else ():
             if lane.speculation is not None and (draft := lane.speculation.draft_directory) is not None:
-                model_store.resolve(draft, f"lanes[{lane.name}].speculation.model")
+                method = lane.speculation.method
+                model_store.resolve_draft(method, draft, f"lanes[{lane.name}].speculation.model")
         api_keys.read_keys(lab.gateway)
 
 

@@ -114,6 +114,8 @@ def speculative_config(speculation: SpeculationConfig) -> dict[str, Any]:
     if method not in KNOWN_METHODS:
         return {"method": method} | speculation.model_dump(exclude_unset=True)
     given: dict[str, Any] = speculation.model_dump()
+    if speculation.draft_directory == "auto":
+        given["model"] = str(model_store.draft_directory_of(method, "auto"))
     return {key: value for key, value in given.items() if method in METHODS_OF_KEY.get(key, {method})}
 
 
@@ -129,7 +131,7 @@ class VllmEngine:
     ) -> None:
         if lane.speculation is not None and (draft := lane.speculation.draft_directory) is not None:
             # vLLM would take it for a name on a hub, and say so after half a minute.
-            model_store.resolve(draft, f"lanes[{lane.name}].speculation.model")
+            model_store.resolve_draft(lane.speculation.method, draft, f"lanes[{lane.name}].speculation.model")
         # `tandem up` looks as well; on a cluster this is the first to see the node.
         if faults := metrics_faults() + vllm_faults():
             raise ConfigError("environment of the engine: " + "; ".join(faults))
