@@ -9,8 +9,11 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from torch.nn.attention.flex_attention import flex_attention  # noqa: E402
+
 from deploy.train_draft import __main__ as command  # noqa: E402
 from deploy.train_draft import evaluation, training  # noqa: E402
+from deploy.train_draft import head as head_module  # noqa: E402
 from deploy.train_draft.head import DraftHead, HeadShape, dense_mask, load  # noqa: E402
 from deploy.train_draft.target import ANSWER, FORCED, LENGTHENED, USER, ChatFormat, Target, Writer  # noqa: E402
 
@@ -98,6 +101,16 @@ def test_training_sees_what_drafting_one_token_after_another_sees(target: Target
 def test_a_later_step_sees_the_text_and_its_own_drafts_only() -> None:
     mask = dense_mask(4, 12, torch.device("cpu"))
     assert mask[2].nonzero()[:, 0].tolist() == [0, 1, 2, 6, 10]
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_block_and_dense_attention_are_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without its compiler, which the CPU has only half of, flex attention computes by the same mask.
+    monkeypatch.setattr(head_module, "compiled_flex_attention", lambda: flex_attention)
+    torch.manual_seed(1)
+    q, k, v = torch.randn(2, 6, 128, 16), torch.randn(2, 2, 384, 16), torch.randn(2, 2, 384, 16)
+    ours, theirs = head_module.block_attention(q, k, v), head_module.dense_attention(q, k, v)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_the_walk_counts_as_decoding_does() -> None:
