@@ -131,6 +131,18 @@ def test_a_choice_outside_the_vocabulary_teaches_no_hard_label() -> None:
     torch.testing.assert_close(loss, expected)
 
 
+def test_the_loss_is_half_the_targets_probabilities_and_half_its_choice() -> None:
+    torch.manual_seed(2)
+    state, output = torch.randn(1, 2, 8), torch.randn(5, 8)
+    soft = torch.rand(1, 2, 5).softmax(-1) * 0.9  # a tenth of it lies outside the vocabulary
+    weight = torch.tensor([[1.0, 0.5]])
+    loss, hit = training.draft_loss(state, output, soft, torch.tensor([[3, 0]]), weight)
+    found = (state @ output.T).log_softmax(-1)
+    aim = 0.5 * soft + 0.5 * torch.nn.functional.one_hot(torch.tensor([[3, 0]]), 5)
+    torch.testing.assert_close(loss, -((aim * found).sum(-1) * weight).sum())
+    assert hit.tolist() == [[bool(found[0, 0].argmax() == 3), bool(found[0, 1].argmax() == 0)]]
+
+
 def test_the_end_is_no_label_where_it_was_forbidden() -> None:
     output, last = torch.eye(4), torch.tensor([[0.0, 0, 9, 1], [0.0, 0, 9, 1]])
     said, choice = training.target_says(output, last, torch.tensor([2, 3]), 2, torch.tensor([True, False]))
