@@ -159,8 +159,9 @@ def chat_format(tokenizer: Any) -> ChatFormat:
     """
     user, answer = "QQQQ", "ZZZZ"
     turns = [{"role": "user", "content": user}, {"role": "assistant", "content": answer}]
-    text = tokenizer.apply_chat_template([*turns, turns[0]], tokenize=False)
-    before, after_user, rest = text.split(user)[0], *text.split(user)[1].split(answer)
+    text: str = tokenizer.apply_chat_template([*turns, turns[0]], tokenize=False)
+    before, first, _ = text.split(user)
+    after_user, rest = first.split(answer)
     end = tokenizer.eos_token
     if not (after_user.startswith(end) and rest.startswith(end)):
         raise ValueError(

@@ -9,8 +9,11 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from torch.nn.attention.flex_attention import flex_attention  # noqa: E402
+
 from deploy.train_draft import __main__ as command  # noqa: E402
 from deploy.train_draft import evaluation, training  # noqa: E402
+from deploy.train_draft import head as head_module  # noqa: E402
 from deploy.train_draft.head import DraftHead, HeadShape, dense_mask, load  # noqa: E402
 from deploy.train_draft.target import ANSWER, FORCED, LENGTHENED, USER, ChatFormat, Target, Writer  # noqa: E402
 
@@ -100,6 +103,16 @@ def test_a_later_step_sees_the_text_and_its_own_drafts_only() -> None:
     assert mask[2].nonzero()[:, 0].tolist() == [0, 1, 2, 6, 10]
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_block_and_dense_attention_are_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without its compiler, which the CPU has only half of, flex attention computes by the same mask.
+    monkeypatch.setattr(head_module, "compiled_flex_attention", lambda: flex_attention)
+    torch.manual_seed(1)
+    q, k, v = torch.randn(2, 6, 128, 16), torch.randn(2, 2, 384, 16), torch.randn(2, 2, 384, 16)
+    ours, theirs = head_module.block_attention(q, k, v), head_module.dense_attention(q, k, v)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
 def test_the_walk_counts_as_decoding_does() -> None:
     # Answer from place 3: two right drafts, then none, then one.
     steps, accepted = evaluation.walk([0, 0, 2, 9, 9, 0, 1, 9, 9, 9, 9, 9, 9, 9, 9, 9], 3, 2, 7)
@@ -116,6 +129,18 @@ def test_a_choice_outside_the_vocabulary_teaches_no_hard_label() -> None:
     loss, _ = training.draft_loss(state, output, soft, torch.tensor([[3, -1]]), torch.ones(1, 2))
     expected = -training.HARD_SHARE * (state @ output.T).log_softmax(-1)[0, 0, 3]
     torch.testing.assert_close(loss, expected)
+
+
+def test_the_loss_is_half_the_targets_probabilities_and_half_its_choice() -> None:
+    torch.manual_seed(2)
+    state, output = torch.randn(1, 2, 8), torch.randn(5, 8)
+    soft = torch.rand(1, 2, 5).softmax(-1) * 0.9  # a tenth of it lies outside the vocabulary
+    weight = torch.tensor([[1.0, 0.5]])
+    loss, hit = training.draft_loss(state, output, soft, torch.tensor([[3, 0]]), weight)
+    found = (state @ output.T).log_softmax(-1)
+    aim = 0.5 * soft + 0.5 * torch.nn.functional.one_hot(torch.tensor([[3, 0]]), 5)
+    torch.testing.assert_close(loss, -((aim * found).sum(-1) * weight).sum())
+    assert hit.tolist() == [[bool(found[0, 0].argmax() == 3), bool(found[0, 1].argmax() == 0)]]
 
 
 def test_the_end_is_no_label_where_it_was_forbidden() -> None:
