@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 import yaml
-from safetensors.numpy import save_file
 
 from serving import model_store
 from serving.core import engine_options
@@ -29,73 +27,26 @@ pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 LANE = "learned"
 MAX_LOGPROBS = 3
 NUM_DRAFTS = 2
-DRAFT_VOCABULARY = 512
 
 
-def write_head(directory: Path) -> None:
-    """An EAGLE-3 head for the default model that has learned nothing: small random weights."""
-    base = json.loads((model_store.default_model_path() / "config.json").read_text())
-    hidden, inner = base["hidden_size"], base["intermediate_size"]
-    width = hidden // base["num_attention_heads"]
-    queries, keys = base["num_attention_heads"] * width, base["num_key_value_heads"] * width
-    own = {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "num_hidden_layers": 1,
-        "draft_vocab_size": DRAFT_VOCABULARY,
-        "tie_word_embeddings": False,
-        "target_hidden_size": hidden,
-        "eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": [2, 15, 27]},
-    }
-    (directory / "config.json").write_text(json.dumps(base | own))
-    shapes = {
-        "fc": (hidden, 3 * hidden),
-        "lm_head": (DRAFT_VOCABULARY, hidden),
-        "midlayer.self_attn.q_proj": (queries, 2 * hidden),
-        "midlayer.self_attn.k_proj": (keys, 2 * hidden),
-        "midlayer.self_attn.v_proj": (keys, 2 * hidden),
-        "midlayer.self_attn.o_proj": (hidden, queries),
-        "midlayer.mlp.gate_proj": (inner, hidden),
-        "midlayer.mlp.up_proj": (inner, hidden),
-        "midlayer.mlp.down_proj": (hidden, inner),
-    }
-    norms = (
-        "norm",
-        *(f"midlayer.{one}" for one in ("input_layernorm", "hidden_norm", "post_attention_layernorm")),
-    )
-    rng = np.random.default_rng(0)
-    weights = {
-        f"{name}.weight": rng.normal(0, 0.02, shape).astype(np.float32) for name, shape in shapes.items()
-    }
-    weights |= {f"{name}.weight": np.ones(hidden, np.float32) for name in norms}
-    weights["d2t"] = np.zeros(DRAFT_VOCABULARY, np.int64)  # its token n is the model's token n
-    save_file(weights, directory / "model.safetensors")
-
-
-def learned_lane(head: Path, **engine_args: Any) -> dict[str, Any]:
+def learned_lane(**engine_args: Any) -> dict[str, Any]:
     return {
         "name": LANE,
         "strategy": "speculative",
         "max_num_seqs": 4,
         "engine_args": engine_args,
-        "speculation": {"method": "eagle3", "model": str(head), "num_speculative_tokens": NUM_DRAFTS},
+        "speculation": {"method": "eagle3", "model": "auto", "num_speculative_tokens": NUM_DRAFTS},
     }
 
 
 @pytest.fixture(scope="module")
-def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    model_store.prepare(print)
-    directory = tmp_path_factory.mktemp("head")
-    write_head(directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def learned(head: Path) -> Iterator[RunningLab]:
+def learned() -> Iterator[RunningLab]:
     """A lab with one lane, which has options of vLLM's own and a head."""
+    model_store.prepare(print)
     config = yaml.safe_load(DEFAULT_CONFIG.read_text())
     del config["gateway"]["port"]
     config["model"]["dtype"] = "float32"
-    config["lanes"] = [learned_lane(head, max_logprobs=MAX_LOGPROBS, **{"max-num-batched-tokens": "4k"})]
+    config["lanes"] = [learned_lane(max_logprobs=MAX_LOGPROBS, **{"max-num-batched-tokens": "4k"})]
     with running_lab(config) as started:
         yield started
 
@@ -133,14 +84,12 @@ def test_a_head_drafts_as_many_tokens_as_the_lane_says(learned: RunningLab) -> N
 
 
 @pytest.mark.parametrize("verb", ["up", "doctor"])
-def test_what_vllm_refuses_is_named_with_its_words_and_starts_nothing(
-    verb: str, head: Path, tmp_path: Path
-) -> None:
+def test_what_vllm_refuses_is_named_with_its_words_and_starts_nothing(verb: str, tmp_path: Path) -> None:
     path = tmp_path / "lab.yaml"
     lanes = [
-        learned_lane(head, max_logprobs="many", no_such_option=1, max_num_batched=4096),
-        learned_lane(head, enable_chunked_prefill=False, max_num_batched_tokens=100) | {"name": "small"},
-        learned_lane(head) | {"name": "odd"},
+        learned_lane(max_logprobs="many", no_such_option=1, max_num_batched=4096),
+        learned_lane(enable_chunked_prefill=False, max_num_batched_tokens=100) | {"name": "small"},
+        learned_lane() | {"name": "odd"},
     ]
     lanes[2]["speculation"] |= {"method": "telepathy"}
     path.write_text(yaml.safe_dump({"gateway": {"port": free_port()}, "lanes": lanes}))
