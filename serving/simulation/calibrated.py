@@ -1,7 +1,7 @@
 """A replica by its profile: continuous batching, chunked prefill and drafts, a stretch of equal steps at a time.
 
-Between two events the batch stays as it is, and only the KV cache grows, evenly: so many steps are one event, however
-many they are. A million requests of hundreds of tokens are then a few million events.
+Between two events the batch stays as it is, and only the KV cache grows, evenly: all those steps are one event.
+A million requests of hundreds of tokens are then a few million events.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ class Ended(NamedTuple):
 class CalibratedReplica:
     """The engine's state between stretches of steps. The caller keeps the time.
 
-    `start` begins a stretch and says when it ends; `join` may bring that forward to the end of the step under way;
-    `end` at that instant says what it gave. A sequence takes part from the first stretch that starts after it joined.
+    `start` begins a stretch and says when it ends; `join` may bring that forward, to the end of the step under way;
+    `end` at that instant says what it gave. A sequence takes part from the next stretch on.
 
     The batch is that of vLLM: decoding goes before prompts, and prompts share what is left of `max_step_tokens`. A
     sequence runs only when the KV cache has room for it to its end, so nothing is preempted.

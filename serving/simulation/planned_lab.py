@@ -120,7 +120,7 @@ class PlannedLab:
             info = _replica_info(lane, number)
             self._number_of[info.replica_id] = number
             self._core_of[number].replica_ready(info)
-        # A heap of instants: at which a stretch of the replica of that number ends, or, below 0, a cell's next tick.
+        # A heap of instants: when a stretch of the replica of that number ends, or, below 0, a cell's next tick.
         # What a replica has meanwhile brought forward stays in it and is passed over.
         self._due: list[tuple[float, int]] = []
         self._ticking: set[int] = set()
