@@ -203,8 +203,11 @@ class PlannedLab:
             elif replica.ends_at_s is not None and replica.ends_at_s < ends_at_s:
                 heapq.heappush(self._due, (replica.ends_at_s, place))
         for place in idle:
-            if (starts_to_s := self._replicas[place].start(now_s)) is not None:
-                heapq.heappush(self._due, (starts_to_s, place))
+            self._start(place, now_s)
+
+    def _start(self, place: int, now_s: float) -> None:
+        if (ends_at_s := self._replicas[place].start(now_s)) is not None:
+            heapq.heappush(self._due, (ends_at_s, place))
 
     def _end_stretch(self, place: int, now_s: float) -> None:
         core = self._core_of[place]
@@ -213,7 +216,10 @@ class PlannedLab:
             self._first_at_s[sequence.number] = now_s
         for sequence in finished:
             self._finish(core, sequence, now_s)
-        self._dispatch(core, now_s, {place})
+        if core.num_waiting:
+            self._dispatch(core, now_s, {place})
+        else:
+            self._start(place, now_s)
 
     def _finish(self, core: SchedulerCore, sequence: SimulatedSequence, now_s: float) -> None:
         number = sequence.number
