@@ -18,10 +18,11 @@ from loadtest.offer.arrivals import notes, parse_load
 from loadtest.offer.load import Load, TraceReplay
 from loadtest.report.tables import wide_console
 from loadtest.run.experiment import MAX_SEED, split_names
+from loadtest.simulate.against import FIGURES, compare_with_run
 from loadtest.simulate.lanes import Candidate, TextMix, candidates, parse_text_mix
 from loadtest.simulate.offered import mean_lengths, offered_by
 from loadtest.simulate.plan import Fleet, PlannedFleet, Planner
-from loadtest.simulate.tables import print_fleets, print_plans, print_profile
+from loadtest.simulate.tables import print_compared, print_fleets, print_plans, print_profile
 from loadtest.simulate.verdict import refuse_unknown_metrics
 from serving import config, run_directory
 from serving.calibration import profile as profiles
@@ -57,7 +58,13 @@ DEFAULT_MAX_REPLICAS = 1000
     show_default=True,
     help="Replay --trace so many times as fast.",
 )
-@click.option("--slo", required=True, help="Objective, such as ttft_p95<2s,tpot_p95<300ms.")
+@click.option("--slo", help="Objective, such as ttft_p95<2s,tpot_p95<300ms.  [required without --against]")
+@click.option(
+    "--against",
+    "run_dir",
+    type=click.Path(path_type=Path),
+    help="Simulate a measured run's own requests, and show how far off the simulation is.",
+)
 @click.option("--lanes", default="", help="Lanes of the profile, with commas.  [default: all]")
 @click.option(
     "--text", help="Kinds of text, such as story=0.7,copy=0.3.  [default: all of the profile, alike]"
@@ -103,7 +110,8 @@ def main(
     trace_file: Path | None,
     load_text: str | None,
     speed: float,
-    slo: str,
+    slo: str | None,
+    run_dir: Path | None,
     lanes: str,
     text: str | None,
     replicas: str | None,
@@ -118,7 +126,12 @@ def main(
     as_json: bool,
 ) -> None:
     started_at_s = time.perf_counter()
+    if run_dir is not None:
+        _against(run_dir, profile_file, config_file, seed, runs_dir, as_json=as_json)
+        return
     with _faults(), progress() as say:
+        if slo is None:
+            raise ValueError("a plan needs an objective, such as ttft_p95<2s,tpot_p95<300ms (--slo)")
         objective = parse_slo(slo)
         refuse_unknown_metrics(objective)
         profile = profiles.load(profile_file)
@@ -132,7 +145,7 @@ def main(
             click.echo(note, err=True)
         lengths = mean_lengths(offered)
         choices = candidates(profile, split_names(lanes) if lanes else (), mix, lengths)
-        scheduler = config.load(config_file).scheduler if config_file else SchedulerConfig()
+        scheduler = _scheduler(config_file)
         planner = Planner(scheduler, offered, objective, say, cell_replicas=cell_replicas, seed=seed)
         if replicas is None:
             plans = [planner.fewest(choice, max_replicas) for choice in choices]
@@ -179,6 +192,33 @@ def main(
         console.print(_pace(fleets, len(offered), load, took_s), markup=False, highlight=False)
     click.echo(f"figures: {path}", err=as_json)
     sys.exit(0 if is_held else 1)
+
+
+def _against(
+    run_dir: Path, profile_file: Path, config_file: Path | None, seed: int, runs_dir: Path, *, as_json: bool
+) -> None:
+    with _faults(), progress() as say:
+        profile = profiles.load(profile_file)
+        compared = compare_with_run(run_dir, profile, _scheduler(config_file), say, seed=seed)
+        figures = {
+            "run": str(run_dir),
+            "profile": str(profile_file),
+            "measured_at": profile.measured_at.isoformat(),
+            "stages": [
+                asdict(stage) | {"errors": {figure: stage.error(figure) for figure in FIGURES}}
+                for stage in compared
+            ],
+        }
+        path = run_directory.write_figures(f"{VERB}-against", figures, runs_dir)
+    if as_json:
+        click.echo(json.dumps(figures, indent=1))
+    else:
+        print_compared(wide_console(), compared)
+    click.echo(f"figures: {path}", err=as_json)
+
+
+def _scheduler(config_file: Path | None) -> SchedulerConfig:
+    return config.load(config_file).scheduler if config_file else SchedulerConfig()
 
 
 @contextmanager

@@ -10,11 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from loadtest.judge.wording import NOTHING, count, number, share
+from loadtest.simulate.against import FIGURES, Compared
 from loadtest.simulate.lanes import Candidate
 from loadtest.simulate.plan import LanePlan, PlannedFleet
 from serving.calibration.profile import Profile
 from serving.core.speculation.cost_model import BatchRange, Lengths
 
+GOOD_ERROR = 0.15
 PLAN_HEADINGS = (
     "replicas",
     "holds",
@@ -96,6 +98,38 @@ def print_fleets(console: Console, fleets: Sequence[PlannedFleet]) -> None:
     for fleet in fleets:
         made.add_row(fleet.name, *_cells(fleet), _missed(fleet), style="" if fleet.verdict.holds else "red")
     console.print(made)
+
+
+def print_compared(console: Console, compared: Sequence[Compared]) -> None:
+    """Each figure as measured and simulated, with the simulation's error; then the error's median over the stages."""
+    made = _table("Simulated / measured, and the simulation's error")
+    for heading in ("lane", "workload", "load"):
+        made.add_column(heading, no_wrap=True)
+    for heading in ("requests", "TTFT p50 ms", "error", "TTFT p95 ms", "error", "TPOT p50 ms", "error"):
+        made.add_column(heading, justify="right")
+    made.add_column("tokens/s", justify="right")
+    made.add_column("error", justify="right")
+    for stage in compared:
+        cells = []
+        for figure in FIGURES:
+            scale = 1000 if figure.endswith("_s") and not figure.endswith("per_s") else 1
+            pair = (number(figures[figure], None, scale) for figures in (stage.simulated, stage.measured))
+            cells += [" / ".join(pair), _signed(stage.error(figure))]
+        made.add_row(stage.lane, stage.workload, stage.load, f"{stage.num_requests:,}", *cells)
+    console.print(made)
+    for figure, name in zip(FIGURES, ("TTFT p50", "TTFT p95", "TPOT p50", "tokens/s"), strict=True):
+        errors = sorted(abs(stage.error(figure)) for stage in compared)
+        within = sum(error <= GOOD_ERROR for error in errors)
+        console.print(
+            Text(
+                f"{name}: error {share(errors[len(errors) // 2])} in the median stage, {share(errors[-1])} in the "
+                f"worst; within {100 * GOOD_ERROR:.0f}% in {within} of {len(errors)}"
+            )
+        )
+
+
+def _signed(error: float) -> str:
+    return f"{100 * error:+.0f}%"
 
 
 def _table(title: str) -> Table:
