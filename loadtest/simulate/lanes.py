@@ -92,7 +92,9 @@ def _fixed(lane: LaneProfile, mix: TextMix, lengths: Lengths) -> Candidate:
 
 def _by_batch(lane: LaneProfile, mix: TextMix, lengths: Lengths) -> Candidate:
     context = lengths.prompt_tokens + lengths.output_tokens / 2
-    table = lane.cost_model.batch_table(context, mean_rates(lane, mix), lane.num_drafts, lane.max_num_seqs)
+    table = lane.cost_model.batch_table(
+        context, mean_rates(lane, mix), lane.num_drafts, lane.max_num_seqs, _mean_draft_share(lane, mix)
+    )
     drafts = table_drafts(table, lane.max_num_seqs)
     return _candidate(f"{lane.lane}-{BY_BATCH}", lane, drafts, table, mix, lengths)
 
@@ -112,8 +114,12 @@ def _candidate(
         tuple(_rates(lane, kind) for kind in mix.names),
         lane.max_step_tokens,
         lane.kv_tokens,
+        tuple(lane.draft_share.get(kind, 1.0) for kind in mix.names),
     )
-    capacity_rps = lane.cost_model.capacity_rps(lane.max_num_seqs, lengths, drafts[-1], mean_rates(lane, mix))
+    capacity_rps = lane.cost_model.capacity_rps(
+        lane.max_num_seqs, lengths, drafts[-1], mean_rates(lane, mix), _mean_draft_share(lane, mix)
+    )
+
     return Candidate(name, model, capacity_rps, table)
 
 
@@ -123,6 +129,12 @@ def mean_rates(lane: LaneProfile, mix: TextMix) -> Rates:
     return tuple(
         sum(share * rates[position] for share, rates in zip(mix.shares, by_kind, strict=True))
         for position in range(lane.num_drafts)
+    )
+
+
+def _mean_draft_share(lane: LaneProfile, mix: TextMix) -> float:
+    return sum(
+        share * lane.draft_share.get(kind, 1.0) for kind, share in zip(mix.names, mix.shares, strict=True)
     )
 
 

@@ -101,7 +101,7 @@ def print_fleets(console: Console, fleets: Sequence[PlannedFleet]) -> None:
 
 
 def print_compared(console: Console, compared: Sequence[Compared]) -> None:
-    """Each figure as measured and simulated, with the simulation's error; then the error's median over the stages."""
+    """Each figure as simulated and measured, with the error; then the errors of all stages in a sentence."""
     made = _table("Simulated / measured, and the simulation's error")
     for heading in ("lane", "workload", "load"):
         made.add_column(heading, no_wrap=True)

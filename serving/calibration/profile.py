@@ -33,7 +33,9 @@ class LaneProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         residuals: of `step_time`.
         num_drafts: k; 0 without speculation. Of a lane that chooses k, the most.
         draft_cost: what drafts add to a step; None without speculation.
-        acceptance: by workload, rates by position, as `serving.core.speculation.acceptance` defines them.
+        acceptance: by workload, rates by position, as `serving.core.speculation.acceptance` defines them; of all
+            decode steps, those without a draft included.
+        draft_share: by workload, the mean length of drafts over k, steps without one included; 1 where not given.
         points: what was measured.
     """
 
@@ -47,6 +49,7 @@ class LaneProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_drafts: int = 0
     draft_cost: DraftCost | None = None
     acceptance: dict[str, Rates] = {}
+    draft_share: dict[str, float] = {}
     points: tuple[StepPoint, ...] = ()
 
     def __post_init__(self) -> None:
@@ -62,6 +65,9 @@ class LaneProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"num_drafts is {self.num_drafts}, must be at least 0")
         for rates in self.acceptance.values():
             checked_rates(rates)
+        for workload, share in self.draft_share.items():
+            if not 0 <= share <= 1:
+                raise ValueError(f"draft_share of {workload!r} is {share:g}, must be in 0..1")
 
     @property
     def cost_model(self) -> CostModel:

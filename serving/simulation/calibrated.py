@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain, repeat
 from typing import NamedTuple
 
 from serving.core.speculation.acceptance import Rates, extended, tokens_per_step, tokens_variance
@@ -28,6 +29,7 @@ class LaneModel:
     Attributes:
         drafts_by_batch: k by the sequences that decode, index 0 for none; one longer than `max_num_seqs`.
         acceptance: of each kind of text, rates by position.
+        draft_share: of each kind, the mean length of drafts over k; 1 for kinds beyond its end.
         max_step_tokens: positions of one step at most.
         kv_tokens: that fit into the KV cache; None: more than is ever needed.
     """
@@ -38,6 +40,7 @@ class LaneModel:
     acceptance: tuple[Rates, ...]
     max_step_tokens: int = 2048
     kv_tokens: int | None = None
+    draft_share: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:
@@ -63,11 +66,12 @@ def table_drafts(table: Sequence[BatchRange], max_num_seqs: int) -> tuple[int, .
 
 @dataclass(frozen=True, slots=True)
 class _Pace:
-    """Tokens that a decode step gives a sequence: their mean, variance and most."""
+    """Tokens that a decode step gives a sequence: their mean, variance and most; and positions that it computes."""
 
     mean: float
     variance: float
     most: int
+    positions: float
 
     def num_steps(self, tokens: float, rng: random.Random) -> int:
         """Draw how many steps make so many tokens, >= 1: a renewal process, by its normal limit.
@@ -84,9 +88,9 @@ class _Pace:
 
 
 @cache
-def _pace(rates: Rates, num_drafts: int) -> _Pace:
+def _pace(rates: Rates, draft_share: float, num_drafts: int) -> _Pace:
     used = extended(rates, num_drafts)
-    return _Pace(tokens_per_step(used), tokens_variance(used), num_drafts + 1)
+    return _Pace(tokens_per_step(used), tokens_variance(used), num_drafts + 1, 1 + num_drafts * draft_share)
 
 
 class SimulatedSequence:
@@ -144,6 +148,7 @@ class CalibratedReplica:
         "_kv",
         "_lane",
         "_paces",
+        "_positions",
         "_prefilling",
         "_promised_kv",
         "_rng",
@@ -166,6 +171,7 @@ class CalibratedReplica:
         self._paces = self._paces_of(0)
         self._kv = 0.0  # positions in the KV cache
         self._growth = 0.0  # of it in each decode step
+        self._positions = 0.0  # that a step computes for those who decode
         self._promised_kv = 0  # positions that all who run will have taken at their end
         self._began_at_s = 0.0
         self._steps = 0  # of the stretch
@@ -193,14 +199,14 @@ class CalibratedReplica:
             self._prefilling.append(sequence)
         num_decoding = len(self._decoding)
         if not num_decoding and not self._prefilling:
-            self._kv = self._growth = 0.0  # what rounding left
+            self._kv = self._growth = self._positions = 0.0  # what rounding left
             self.ends_at_s = None
             return None
         self._retune(self._lane.drafts_by_batch[num_decoding])
-        positions = num_decoding * (self._k + 1)
+        positions = self._positions
         self._steps = 1
         if self._prefilling:
-            positions += self._take_chunks(max(1, self._lane.max_step_tokens - positions))
+            positions += self._take_chunks(max(1, self._lane.max_step_tokens - round(positions)))
         else:
             self._steps = self._decoding[0][0] - self.num_steps
         cost = self._lane.cost
@@ -228,6 +234,7 @@ class CalibratedReplica:
         while decoding and decoding[0][0] <= self.num_steps:
             sequence = heapq.heappop(decoding)[2]
             self._growth -= sequence.per_step
+            self._positions -= self._paces[sequence.kind].positions
             self._leave(sequence)
             finished.append(sequence)
         first_tokens: list[SimulatedSequence] = []
@@ -269,7 +276,9 @@ class CalibratedReplica:
         return taken
 
     def _decode(self, sequence: SimulatedSequence, tokens: float) -> None:
-        steps = self._paces[sequence.kind].num_steps(tokens, self._rng)
+        pace = self._paces[sequence.kind]
+        steps = pace.num_steps(tokens, self._rng)
+        self._positions += pace.positions
         sequence.per_step = tokens / steps
         sequence.finish_step = self.num_steps + steps
         self._growth += sequence.per_step
@@ -287,12 +296,16 @@ class CalibratedReplica:
         self._k = num_drafts
         self._paces = self._paces_of(num_drafts)
         decoding, self._decoding = self._decoding, []
-        self._growth = 0.0
+        self._growth = self._positions = 0.0
         for finish_step, _, sequence in decoding:
             self._decode(sequence, (finish_step - self.num_steps) * sequence.per_step)
 
     def _paces_of(self, num_drafts: int) -> list[_Pace]:
-        return [_pace(rates, num_drafts) for rates in self._lane.acceptance]
+        lane = self._lane
+        shares = chain(lane.draft_share, repeat(1.0))
+        return [
+            _pace(rates, share, num_drafts) for rates, share in zip(lane.acceptance, shares, strict=False)
+        ]
 
     def _lasts_s(self, steps: int) -> float:
         return steps * self._base_s + self._growth_s * (steps * (steps - 1) / 2)

@@ -3,6 +3,9 @@
 A step with k drafts computes k + 1 positions for each sequence, reads its KV cache once, and gives it
 `tokens_per_step` tokens. Drafts pay where these outweigh the longer step.
 
+A method that does not always find a draft, such as n-gram, verifies fewer: `draft_share` is its mean length over k,
+steps without a draft included. The rates are then of all steps, too.
+
 Source: goodput of SmartSpec (arXiv 2406.14066); the choice of k in vLLM's adaptive verification has the same form.
 """
 
@@ -69,22 +72,29 @@ class CostModel:
     step_time: StepTime
     draft_cost: DraftCost = FREE_DRAFTS
 
-    def decode_step_s(self, batch: float, context_tokens: float, num_drafts: int) -> float:
+    def decode_step_s(
+        self, batch: float, context_tokens: float, num_drafts: int, draft_share: float = 1.0
+    ) -> float:
         """Seconds of a step in which `batch` sequences of that context decode, each with k drafts."""
-        verify_s = self.step_time.step_s(batch * (num_drafts + 1), batch * context_tokens)
+        positions = batch * (1 + num_drafts * draft_share)
+        verify_s = self.step_time.step_s(positions, batch * context_tokens)
         return verify_s + self.draft_cost.draft_s(num_drafts, batch)
 
-    def decode(self, batch: float, context_tokens: float, num_drafts: int, rates: Rates) -> Outlook:
+    def decode(
+        self, batch: float, context_tokens: float, num_drafts: int, rates: Rates, draft_share: float = 1.0
+    ) -> Outlook:
         """Pure decoding: no prompts to compute.
 
         Args:
             rates: acceptance by position; carried on where it has fewer positions than drafts.
         """
-        step_s = self.decode_step_s(batch, context_tokens, num_drafts)
+        step_s = self.decode_step_s(batch, context_tokens, num_drafts, draft_share)
         tokens = tokens_per_step(extended(rates, num_drafts))
         return Outlook(batch, num_drafts, tokens, step_s, step_s / tokens, batch * tokens / step_s)
 
-    def serve(self, batch: float, lengths: Lengths, num_drafts: int, rates: Rates) -> Outlook:
+    def serve(
+        self, batch: float, lengths: Lengths, num_drafts: int, rates: Rates, draft_share: float = 1.0
+    ) -> Outlook:
         """Requests that come and go: `batch` always run, as users of a closed loop without think time do.
 
         A request takes one step for its prompt, which gives its first token, and (output - 1) / tokens_per_step
@@ -94,7 +104,7 @@ class CostModel:
         tokens = tokens_per_step(extended(rates, num_drafts))
         decode_steps = (lengths.output_tokens - 1) / tokens
         steps = 1 + decode_steps
-        positions = (lengths.prompt_tokens + decode_steps * (num_drafts + 1)) / steps
+        positions = (lengths.prompt_tokens + decode_steps * (1 + num_drafts * draft_share)) / steps
         context = lengths.prompt_tokens + lengths.output_tokens / 2
         decoding = batch * decode_steps / steps
         step_s = self.step_time.step_s(batch * positions, batch * context)
@@ -108,15 +118,17 @@ class CostModel:
             batch * lengths.output_tokens / (steps * step_s),
         )
 
-    def best_num_drafts(self, batch: float, context_tokens: float, rates: Rates, max_drafts: int) -> int:
+    def best_num_drafts(
+        self, batch: float, context_tokens: float, rates: Rates, max_drafts: int, draft_share: float = 1.0
+    ) -> int:
         """The k in 0..max_drafts that gives most tokens a second; the fewest drafts of those that give as many."""
         return max(
             range(max_drafts + 1),
-            key=lambda k: (self.decode(batch, context_tokens, k, rates).tokens_per_s, -k),
+            key=lambda k: (self.decode(batch, context_tokens, k, rates, draft_share).tokens_per_s, -k),
         )
 
     def crossover_batch(
-        self, context_tokens: float, num_drafts: int, rates: Rates, max_batch: int
+        self, context_tokens: float, num_drafts: int, rates: Rates, max_batch: int, draft_share: float = 1.0
     ) -> int | None:
         """The batch from which on k drafts give fewer tokens a second than none; None if they pay at `max_batch`.
 
@@ -124,13 +136,13 @@ class CostModel:
         its cost between.
         """
         for batch in range(max_batch, 0, -1):
-            drafted = self.decode(batch, context_tokens, num_drafts, rates)
+            drafted = self.decode(batch, context_tokens, num_drafts, rates, draft_share)
             if drafted.tokens_per_s >= self.decode(batch, context_tokens, 0, ()).tokens_per_s:
                 return None if batch == max_batch else batch + 1
         return 1
 
     def batch_table(
-        self, context_tokens: float, rates: Rates, max_drafts: int, max_batch: int
+        self, context_tokens: float, rates: Rates, max_drafts: int, max_batch: int, draft_share: float = 1.0
     ) -> tuple[BatchRange, ...]:
         """The best k for every batch of 1..max_batch, equal neighbours joined.
 
@@ -138,19 +150,30 @@ class CostModel:
         """
         ranges: list[BatchRange] = []
         for batch in range(1, max_batch + 1):
-            best = self.best_num_drafts(batch, context_tokens, rates, max_drafts)
+            best = self.best_num_drafts(batch, context_tokens, rates, max_drafts, draft_share)
             if ranges and ranges[-1].num_drafts == best:
                 ranges[-1] = BatchRange(ranges[-1].first, batch, best)
             else:
                 ranges.append(BatchRange(batch, batch, best))
         return tuple(ranges)
 
-    def capacity_rps(self, max_batch: int, lengths: Lengths, num_drafts: int, rates: Rates) -> float:
+    def capacity_rps(
+        self, max_batch: int, lengths: Lengths, num_drafts: int, rates: Rates, draft_share: float = 1.0
+    ) -> float:
         """Requests/s that are served when `max_batch` always run."""
-        return self.serve(max_batch, lengths, num_drafts, rates).tokens_per_s / lengths.output_tokens
+        return (
+            self.serve(max_batch, lengths, num_drafts, rates, draft_share).tokens_per_s
+            / lengths.output_tokens
+        )
 
     def at_rate(
-        self, requests_per_s: float, max_batch: int, lengths: Lengths, num_drafts: int, rates: Rates
+        self,
+        requests_per_s: float,
+        max_batch: int,
+        lengths: Lengths,
+        num_drafts: int,
+        rates: Rates,
+        draft_share: float = 1.0,
     ) -> Outlook | None:
         """What a steady rate of requests finds; None where it is above `capacity_rps`.
 
@@ -159,14 +182,17 @@ class CostModel:
 
         Source: "effective batch size" of arXiv 2605.15051.
         """
-        if requests_per_s > self.capacity_rps(max_batch, lengths, num_drafts, rates):
+        if requests_per_s > self.capacity_rps(max_batch, lengths, num_drafts, rates, draft_share):
             return None
         low, high = 0.0, float(max_batch)
         for _ in range(BISECTIONS):
             batch = (low + high) / 2
-            served = self.serve(batch, lengths, num_drafts, rates).tokens_per_s / lengths.output_tokens
+            served = (
+                self.serve(batch, lengths, num_drafts, rates, draft_share).tokens_per_s
+                / lengths.output_tokens
+            )
             low, high = (batch, high) if served < requests_per_s else (low, batch)
-        return self.serve(high, lengths, num_drafts, rates)
+        return self.serve(high, lengths, num_drafts, rates, draft_share)
 
 
 def free_draft_crossover(knee_tokens: float, num_drafts: int, rates: Sequence[float]) -> float:

@@ -73,6 +73,7 @@ def test_a_damaged_profile_is_refused(tmp_path: Path, changes: dict[str, Any], f
         ({"step_time": {"fixed_s": -1, "token_s": 0, "kv_token_s": 0}}, "fixed_s=-1 must be"),
         ({"acceptance": {"story": [0.4, 0.6]}}, "acceptance at position 2 is 0.6, must be in 0..0.4"),
         ({"max_num_seqs": 0}, "max_num_seqs is 0, must be at least 1"),
+        ({"draft_share": {"story": 1.1}}, "draft_share of 'story' is 1.1, must be in 0..1"),
         ({"num_drafts": -1}, "num_drafts is -1, must be at least 0"),
     ],
 )

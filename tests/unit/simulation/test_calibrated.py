@@ -206,3 +206,12 @@ def test_a_lane_without_room_or_kinds_of_text_is_refused() -> None:
         lane(drafts_by_batch=(0,))
     with pytest.raises(ValueError, match="one kind of text"):
         LaneModel("any", CostModel(STEP), (0, 0), ())
+
+
+def test_drafts_that_are_not_always_found_compute_less() -> None:
+    step = LinearStepTime(0.0, 0.001, 0)
+    seldom = LaneModel("any", CostModel(step), same_drafts(4, 4), ((0.0,), (0.0,)), 64, None, (0.25,))
+    # Of the first kind a step computes 2 positions for a sequence, of the other 5.
+    (_, seldom_s), (_, always_s) = (fast(seldom, [Offered(0.0, 10, 11, kind)])[0] for kind in (0, 1))
+    assert seldom_s == pytest.approx(0.010 + 10 * 0.002)
+    assert always_s == pytest.approx(0.010 + 10 * 0.005)

@@ -136,3 +136,20 @@ def test_speculation_at_a_rate_serves_that_rate(
     steps = 1 + (LENGTHS.output_tokens - 1) / tokens_per_step(rates[:num_drafts])
     assert outlook.batch == pytest.approx(load * capacity * steps * outlook.step_s, rel=1e-6)
     assert model.at_rate(1.01 * capacity, 16, LENGTHS, num_drafts, rates) is None
+
+
+def test_speculation_that_seldom_finds_a_draft_verifies_less() -> None:
+    whole, half = (CPU.decode(8, 0, 4, (0.3,), share) for share in (1.0, 0.5))
+    assert whole.step_s - half.step_s == pytest.approx(8 * 2 * 0.001)
+    assert half.tokens_per_step == whole.tokens_per_step
+    seldom = CPU.batch_table(0, (0.3, 0.2), max_drafts=2, max_batch=32, draft_share=0.2)
+    always = CPU.batch_table(0, (0.3, 0.2), max_drafts=2, max_batch=32)
+    drafts = [
+        sum(part.num_drafts * (part.last + 1 - part.first) for part in each) for each in (seldom, always)
+    ]
+    assert drafts[0] > drafts[1]
+    capacities = [CPU.capacity_rps(8, LENGTHS, 4, (0.3,), share) for share in (1.0, 0.5)]
+    assert capacities[1] > capacities[0]
+    outlook = CPU.at_rate(0.5 * capacities[1], 8, LENGTHS, 4, (0.3,), 0.5)
+    assert outlook is not None
+    assert outlook.tokens_per_s == pytest.approx(0.5 * capacities[1] * LENGTHS.output_tokens)
