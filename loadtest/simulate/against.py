@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from loadtest.client.record import RequestRecord, read_records
+from loadtest.offer.load import ClosedLoop, Load
 from loadtest.run.directory import REQUESTS_FILE, read_run
 from loadtest.simulate.lanes import TextMix, candidates
 from loadtest.simulate.offered import mean_lengths
@@ -48,9 +49,10 @@ class Compared:
 def compare_with_run(
     directory: Path, profile: Profile, scheduler: SchedulerConfig, say: Say, *, seed: int
 ) -> list[Compared]:
-    """Every stage of a lane that the profile has: its requests at the instants at which they were sent.
+    """Every stage of a lane that the profile has: its requests at the instants at which they were due.
 
-    Users of a closed loop are replayed as arrivals, so a slower simulation finds more of them at once.
+    Users of a closed loop send as they did: the next request once the one before has ended. Their think time is not
+    simulated; a stage that has one is left out.
 
     Raises:
         ValueError: the run cannot be read, or has no such stage.
@@ -65,6 +67,9 @@ def compare_with_run(
     compared = []
     for stage in run.stages:
         records = [each for each in by_stage.get(stage.plan.key, []) if not each.label.is_warmup]
+        load = stage.plan.load
+        if isinstance(load, ClosedLoop) and load.think_time_s:
+            continue
         if stage.plan.lane in known and sum(_is_usable(each) for each in records) >= MIN_REQUESTS:
             say(f"simulating {stage.plan.key}")
             compared.append(
@@ -72,7 +77,7 @@ def compare_with_run(
                     profile,
                     stage.plan.lane,
                     stage.plan.workload,
-                    stage.plan.load.label,
+                    load,
                     records,
                     max(1, replicas[stage.plan.lane]),
                     scheduler,
@@ -90,7 +95,7 @@ def _compared(
     profile: Profile,
     lane: str,
     workload: str,
-    load: str,
+    load: Load,
     records: Sequence[RequestRecord],
     replicas: int,
     scheduler: SchedulerConfig,
@@ -102,15 +107,17 @@ def _compared(
         for record in usable
     ]
     candidate = candidates(profile, (lane,), TextMix((workload,), (1.0,)), mean_lengths(offered))[0]
-    run = PlannedLab(scheduler, [(candidate.model, replicas)], seed=seed).run(offered)
+    num_users = load.users if isinstance(load, ClosedLoop) else None
+    run = PlannedLab(scheduler, [(candidate.model, replicas)], seed=seed).run(offered, num_users=num_users)
+    began_at_s = 0.0 if num_users else offered[0].at_s
     return Compared(
         lane,
         workload,
-        load,
+        load.label,
         len(usable),
         len(records) - len(usable),
         _measured(usable),
-        _simulated(run, offered),
+        _simulated(run, began_at_s),
     )
 
 
@@ -128,14 +135,14 @@ def _measured(records: Sequence[RequestRecord]) -> dict[str, float]:
     )
 
 
-def _simulated(run: PlannedRun, offered: Sequence[Offered]) -> dict[str, float]:
+def _simulated(run: PlannedRun, began_at_s: float) -> dict[str, float]:
     served = np.isfinite(run.e2e_s)
     has_more = served & (run.output_tokens > 1)
     tokens = int(run.output_tokens[served].sum())
     return _figures(
         run.ttft_s[served],
         run.tpot_s[has_more] if has_more.any() else np.zeros(1),
-        tokens / (run.lasted_s - offered[0].at_s),
+        tokens / (run.lasted_s - began_at_s),
     )
 
 

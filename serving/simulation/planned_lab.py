@@ -129,6 +129,7 @@ class PlannedLab:
         self,
         offered: Sequence[Offered],
         *,
+        num_users: int | None = None,
         watch: Watch | None = None,
         progress: Callable[[int], None] = lambda num_ended: None,
     ) -> PlannedRun:
@@ -136,6 +137,8 @@ class PlannedLab:
 
         Args:
             offered: in order of time.
+            num_users: of a closed loop: so many begin at once, and each sends the next request of all when its own
+                has ended; `at_s` of the requests is then no matter.
             progress: told now and then how many requests have ended.
         """
         self._offered = offered
@@ -145,11 +148,13 @@ class PlannedLab:
         self._ttft_s, self._tpot_s, self._e2e_s = infinite[:], infinite[:], infinite[:]
         self._num_ended = self._num_refused = 0
         self._ended = bytearray(len(offered))
+        self._arrived_at_s = array("d", (request.at_s for request in offered))
+        self._users_free_at_s = None if num_users is None else [0.0] * min(num_users, len(offered))
         now_s, num_arrived, due = 0.0, 0, self._due
         next_news = PROGRESS_EVERY
         was_given_up = False
         while num_arrived < len(offered) or self._num_ended < len(offered):
-            arrives_at_s = offered[num_arrived].at_s if num_arrived < len(offered) else math.inf
+            arrives_at_s = self._next_arrival_s(num_arrived)
             if due and due[0][0] <= arrives_at_s:
                 now_s, number = heapq.heappop(due)
                 if number < 0:
@@ -158,6 +163,8 @@ class PlannedLab:
                     self._end_stretch(number, now_s)
             else:
                 now_s = arrives_at_s
+                if self._users_free_at_s is not None:
+                    self._arrived_at_s[num_arrived] = heapq.heappop(self._users_free_at_s)
                 self._arrive(num_arrived, now_s)
                 num_arrived += 1
             if self._num_ended >= next_news:
@@ -167,6 +174,13 @@ class PlannedLab:
                     was_given_up = True
                     break
         return self._result(now_s, was_given_up)
+
+    def _next_arrival_s(self, num_arrived: int) -> float:
+        if num_arrived == len(self._offered):
+            return math.inf
+        if self._users_free_at_s is None:
+            return self._arrived_at_s[num_arrived]
+        return self._users_free_at_s[0] if self._users_free_at_s else math.inf
 
     def _arrive(self, number: int, now_s: float) -> None:
         request = self._offered[number]
@@ -179,7 +193,7 @@ class PlannedLab:
                 self._ticking.add(cell)
                 heapq.heappush(self._due, (now_s + EXPIRY_TICK_S, -cell - 1))
         else:
-            self._refuse(number)
+            self._refuse(number, now_s)
 
     def _dispatch(self, core: SchedulerCore, now_s: float, idle: set[int]) -> None:
         """Place who can be placed; then all replicas that do nothing begin, so that whoever came now shares a step.
@@ -223,7 +237,7 @@ class PlannedLab:
 
     def _finish(self, core: SchedulerCore, sequence: SimulatedSequence, now_s: float) -> None:
         number = sequence.number
-        arrived_at_s = self._offered[number].at_s
+        arrived_at_s = self._arrived_at_s[number]
         first_at_s = self._first_at_s[number]
         self._ttft_s[number] = first_at_s - arrived_at_s
         self._e2e_s[number] = now_s - arrived_at_s
@@ -233,13 +247,15 @@ class PlannedLab:
         core.release(
             str(number), now_s, RequestEnd(ReplicaVerdict.HEALTHY, first_token_s, sequence.output_tokens)
         )
-        self._note(number)
+        self._note(number, now_s)
 
-    def _refuse(self, number: int) -> None:
+    def _refuse(self, number: int, now_s: float) -> None:
         self._num_refused += 1
-        self._note(number)
+        self._note(number, now_s)
 
-    def _note(self, number: int) -> None:
+    def _note(self, number: int, now_s: float) -> None:
+        if self._users_free_at_s is not None:
+            heapq.heappush(self._users_free_at_s, now_s)
         self._ended[number] = 1
         self._num_ended += 1
         self._watch.ended(self._ttft_s[number], self._tpot_s[number], self._e2e_s[number])
@@ -247,7 +263,7 @@ class PlannedLab:
     def _tick(self, cell: int, now_s: float) -> None:
         core = self._cores[cell]
         for waiting, _ in core.expire(now_s):
-            self._refuse(int(waiting.request.request_id))
+            self._refuse(int(waiting.request.request_id), now_s)
         if core.num_waiting:
             heapq.heappush(self._due, (now_s + EXPIRY_TICK_S, -cell - 1))
         else:

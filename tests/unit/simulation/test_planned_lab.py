@@ -106,8 +106,24 @@ def test_cells_cost_what_a_common_queue_saves() -> None:
     common = run(offered, (PLAIN, 8), max_waiting_requests=100_000)
     cells = run(offered, (PLAIN, 8), num_cells=8, max_waiting_requests=100_000)
     assert np.percentile(cells.ttft_s, 95) > 1.5 * np.percentile(common.ttft_s, 95)
+    assert all(use.num_requests == pytest.approx(500, rel=0.2) for use in cells.replicas)
     with pytest.raises(ValueError, match="9 cells of 8 replicas"):
         run(offered, (PLAIN, 8), num_cells=9)
+
+
+def test_users_of_a_closed_loop_send_when_their_answer_has_ended() -> None:
+    lab = PlannedLab(SchedulerConfig(), [(PLAIN, 1)])
+    done = lab.run([Offered(99.0, 50, 11)] * 3, num_users=1)
+    # 35 ms for the prompt and ten steps of 10.5 ms, one request after the other.
+    assert done.e2e_s == pytest.approx([0.140] * 3)
+    assert done.lasted_s == pytest.approx(0.420)
+    lengths = Lengths(50, 60)
+    many = PlannedLab(SchedulerConfig(), [(PLAIN, 1)]).run([Offered(0.0, 50, 60)] * 400, num_users=4)
+    expected = STEP.serve(4, lengths, 0, ())
+    assert many.output_tokens.sum() / many.lasted_s == pytest.approx(expected.tokens_per_s, rel=0.02)
+    # Requests of one length stay in step: no prompt falls into another's answer.
+    assert np.mean(many.tpot_s) < expected.tpot_s
+    assert PlannedLab(SchedulerConfig(), [(PLAIN, 1)]).run([Offered(0.0, 5, 6)], num_users=9).ended.all()
 
 
 class GivesUp(Watch):
