@@ -75,6 +75,21 @@ def test_a_run_is_given_up_only_when_it_is_lost(values: list[Times], text: str) 
     assert hopeless.is_lost()
 
 
+def test_a_run_goes_on_as_long_as_it_can_hold() -> None:
+    watch = SloWatch(parse_slo("ttft_p95<1s"), 100)
+    for _ in range(5):
+        watch.ended(2.0, 0.01, 3.0)
+    assert not watch.is_lost()
+    watch.ended(2.0, 0.01, 3.0)
+    assert watch.is_lost()
+    median = SloWatch(parse_slo("tpot_p50<10ms"), 100)
+    for _ in range(51):
+        median.ended(0.1, 0.02, 3.0)
+    assert not median.is_lost()
+    median.ended(0.1, 0.02, 3.0)
+    assert median.is_lost()
+
+
 def test_what_was_given_up_holds_nothing() -> None:
     assert judge(parse_slo("ttft<1s"), run([(0.1, 0.02)] * 10)).holds
     assert not judge(parse_slo("ttft<1s"), run([(0.1, 0.02)] * 10, ended=8)).holds
