@@ -21,6 +21,7 @@ from loadtest.run.experiment import MAX_SEED, split_names
 from loadtest.simulate.against import FIGURES, compare_with_run
 from loadtest.simulate.lanes import Candidate, TextMix, candidates, parse_text_mix
 from loadtest.simulate.offered import mean_lengths, offered_by
+from loadtest.simulate.picture import draw
 from loadtest.simulate.plan import Fleet, PlannedFleet, Planner
 from loadtest.simulate.tables import print_compared, print_fleets, print_plans, print_profile
 from loadtest.simulate.verdict import refuse_unknown_metrics
@@ -180,6 +181,8 @@ def main(
             "took_s": took_s,
         }
         path = run_directory.write_figures(VERB, figures, runs_dir)
+        say("drawing")
+        picture = draw(path.with_suffix(".png"), plans, max_replicas, profile, choices, mix, lengths)
     if as_json:
         click.echo(json.dumps(figures, indent=1))
     else:
@@ -191,6 +194,8 @@ def main(
             print_fleets(console, fleets)
         console.print(_pace(fleets, len(offered), load, took_s), markup=False, highlight=False)
     click.echo(f"figures: {path}", err=as_json)
+    if picture is not None:
+        click.echo(f"picture: {picture}", err=as_json)
     sys.exit(0 if is_held else 1)
 
 

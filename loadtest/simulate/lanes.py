@@ -93,7 +93,7 @@ def _fixed(lane: LaneProfile, mix: TextMix, lengths: Lengths) -> Candidate:
 def _by_batch(lane: LaneProfile, mix: TextMix, lengths: Lengths) -> Candidate:
     context = lengths.prompt_tokens + lengths.output_tokens / 2
     table = lane.cost_model.batch_table(
-        context, mean_rates(lane, mix), lane.num_drafts, lane.max_num_seqs, _mean_draft_share(lane, mix)
+        context, mean_rates(lane, mix), lane.num_drafts, lane.max_num_seqs, mean_draft_share(lane, mix)
     )
     drafts = table_drafts(table, lane.max_num_seqs)
     return _candidate(f"{lane.lane}-{BY_BATCH}", lane, drafts, table, mix, lengths)
@@ -117,7 +117,7 @@ def _candidate(
         tuple(lane.draft_share.get(kind, 1.0) for kind in mix.names),
     )
     capacity_rps = lane.cost_model.capacity_rps(
-        lane.max_num_seqs, lengths, drafts[-1], mean_rates(lane, mix), _mean_draft_share(lane, mix)
+        lane.max_num_seqs, lengths, drafts[-1], mean_rates(lane, mix), mean_draft_share(lane, mix)
     )
 
     return Candidate(name, model, capacity_rps, table)
@@ -132,7 +132,8 @@ def mean_rates(lane: LaneProfile, mix: TextMix) -> Rates:
     )
 
 
-def _mean_draft_share(lane: LaneProfile, mix: TextMix) -> float:
+def mean_draft_share(lane: LaneProfile, mix: TextMix) -> float:
+    """Mean length of drafts over k, over the whole mix."""
     return sum(
         share * lane.draft_share.get(kind, 1.0) for kind, share in zip(mix.names, mix.shares, strict=True)
     )

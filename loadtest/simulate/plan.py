@@ -29,7 +29,7 @@ class PlannedFleet:
         replicas: of all lanes together.
         ttft_s, tpot_s: p50 and p95, of the requests that were served; 0 where none was.
         output_tokens_per_s: of served requests, over the time until the last one ended.
-        busy_share: of the replicas' time that they were in a step.
+        slots_share: of all slots that requests held, on the mean over that time.
         took_s: of the simulation, by the wall clock.
     """
 
@@ -39,7 +39,7 @@ class PlannedFleet:
     ttft_s: tuple[float, float]
     tpot_s: tuple[float, float]
     output_tokens_per_s: float
-    busy_share: float
+    slots_share: float
     num_refused: int
     num_ended: int
     was_given_up: bool
@@ -144,7 +144,7 @@ class Planner:
             output_tokens_per_s=float(run.output_tokens[served].sum()) / run.lasted_s
             if run.lasted_s
             else 0.0,
-            busy_share=float(np.mean([use.busy_share for use in run.replicas])),
+            slots_share=float(np.mean([use.slots_share for use in run.replicas])),
             num_refused=run.num_refused,
             num_ended=int(run.ended.sum()),
             was_given_up=run.was_given_up,

@@ -26,7 +26,7 @@ PLAN_HEADINGS = (
     "TPOT p50 ms",
     "p95",
     "tokens/s",
-    "busy",
+    "slots used",
     "refused",
 )
 
@@ -67,16 +67,17 @@ def print_profile(
 
 
 def print_plans(console: Console, plans: Sequence[LanePlan], most: int) -> None:
-    """The fewest replicas of each lane, what one less would miss, and which lane needs least."""
+    """The fewest replicas of each lane, which limit breaks with one less, and which lane needs least."""
     made = _table("Fewest replicas that hold the objective")
     made.add_column("lane", no_wrap=True)
     _add_headings(made)
-    made.add_column("with one less")
+    made.add_column("one less breaks")
     for plan in plans:
         shown = plan.enough or plan.one_too_few
         assert shown is not None, "a search simulates one fleet at least"
-        too_few = plan.one_too_few if plan.enough else None
-        made.add_row(plan.lane, *_cells(shown), _missed(too_few), style="" if plan.enough else "red")
+        too_few = plan.one_too_few
+        breaks = NOTHING if too_few is None else too_few.verdict.binding or NOTHING
+        made.add_row(plan.lane, *_cells(shown), breaks, style="" if plan.enough else "red")
     console.print(made)
     enough = [plan.enough for plan in plans if plan.enough]
     if not enough:
@@ -152,17 +153,14 @@ def _cells(fleet: PlannedFleet) -> list[str]:
         met,
         *(number(value_s, None, 1000) for value_s in (*fleet.ttft_s, *fleet.tpot_s)),
         number(fleet.output_tokens_per_s, None),
-        share(fleet.busy_share),
+        share(fleet.slots_share),
         f"{fleet.num_refused:,}",
     ]
 
 
-def _missed(fleet: PlannedFleet | None) -> str:
-    if fleet is None or fleet.verdict.binding is None:
-        return NOTHING
-    return f"{fleet.verdict.binding} by {count(fleet.verdict.misses[fleet.verdict.binding], 'request')}" + (
-        f" of the first {fleet.num_ended:,}" if fleet.was_given_up else ""
-    )
+def _missed(fleet: PlannedFleet) -> str:
+    binding = fleet.verdict.binding
+    return NOTHING if binding is None else f"{binding}: {count(fleet.verdict.misses[binding], 'request')}"
 
 
 def _drafts(table: Sequence[BatchRange]) -> str:

@@ -43,10 +43,16 @@ class Offered(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaUse:
-    """What a replica did: `busy_share` of the time until the last request ended."""
+    """What a replica did, until the last request of all ended.
+
+    Attributes:
+        busy_share: of that time, in which it was in a step: nearly all of it where somebody is always there.
+        slots_share: of its slots, on the mean over that time, that served requests held.
+    """
 
     lane: str
     busy_share: float
+    slots_share: float
     num_steps: int
     num_requests: int
 
@@ -116,6 +122,7 @@ class PlannedLab:
         self._core_of = [self._cores[number % num_cells] for number in range(len(lanes))]
         self._number_of: dict[str, int] = {}
         self._num_served = [0] * len(lanes)
+        self._held_s = [0.0] * len(lanes)
         for number, lane in enumerate(lanes):
             info = _replica_info(lane, number)
             self._number_of[info.replica_id] = number
@@ -229,6 +236,7 @@ class PlannedLab:
         for sequence in first_tokens:
             self._first_at_s[sequence.number] = now_s
         for sequence in finished:
+            self._held_s[place] += now_s - self._granted_at_s[sequence.number]
             self._finish(core, sequence, now_s)
         if core.num_waiting:
             self._dispatch(core, now_s, {place})
@@ -279,12 +287,17 @@ class PlannedLab:
             self._num_refused,
             now_s,
             was_given_up,
-            tuple(
-                ReplicaUse(lane.name, replica.busy_s / now_s if now_s else 0.0, replica.num_steps, num_served)
-                for lane, replica, num_served in zip(
-                    self._lanes, self._replicas, self._num_served, strict=True
-                )
-            ),
+            tuple(self._use(place, now_s or math.inf) for place in range(len(self._replicas))),
+        )
+
+    def _use(self, place: int, lasted_s: float) -> ReplicaUse:
+        lane, replica = self._lanes[place], self._replicas[place]
+        return ReplicaUse(
+            lane.name,
+            replica.busy_s / lasted_s,
+            self._held_s[place] / (lasted_s * lane.max_num_seqs),
+            replica.num_steps,
+            self._num_served[place],
         )
 
 

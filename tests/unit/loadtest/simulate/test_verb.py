@@ -116,3 +116,14 @@ def test_wrong_usage_is_2_and_named(simulate: Any, arguments: tuple[str, ...], f
     done = simulate(*arguments)
     assert done.exit_code == 2, done.output
     assert fault in " ".join(done.output.split())
+
+
+def test_the_picture_lies_beside_the_figures(simulate: Any, tmp_path: Path) -> None:
+    done = simulate("--slo", SLO, *LOAD)
+    picture = tmp_path / "runs" / "latest" / "simulate.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "simulate.png" in done.output
+    picture.unlink()
+    plain = simulate("--slo", SLO, *LOAD, "--lanes", "batched", "--replicas", "2")
+    assert plain.exit_code == 0
+    assert not picture.exists()  # nothing to draw of one lane without drafts
