@@ -14,9 +14,9 @@ from serving.tracing.events import Phase, StepEvent
 def step_points(events: Iterable[StepEvent]) -> list[StepPoint]:
     """Every step whose requests were all seen from their beginning, in order, of one lane's replicas.
 
-    What a request holds in the KV cache is counted along: positions computed, less refused drafts. A prefix that came
-    from a cache is not seen and not counted, so calibrate without prefix caching. Steps with drafts of several lengths
-    have their mean, over the sequences that had one, rounded.
+    What a request holds in the KV cache is counted along: positions computed, less refused drafts. A prefix that
+    came from a cache is not seen and not counted, so calibrate without prefix caching. Steps with drafts of several
+    lengths have their mean, over the sequences that had one, rounded.
 
     Args:
         events: all of a recording; one of a part of the requests does not know what else was in a step.

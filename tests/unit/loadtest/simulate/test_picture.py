@@ -19,8 +19,8 @@ def plan(lane: str, replicas: int, *, holds: bool) -> LanePlan:
 
 
 def rows(chart: Any, place: int) -> list[dict[str, Any]]:
-    layer = chart.to_dict()["layer"][place]
-    found: list[dict[str, Any]] = layer["data"]["values"]
+    drawn = chart.to_dict()
+    found: list[dict[str, Any]] = drawn["layer"][place].get("data", drawn.get("data"))["values"]
     return found
 
 
