@@ -114,13 +114,13 @@ class Fleet:
         """Replicas that have all the slots of one more such request free now."""
         places = self.places(eligibility)
         # Written out, for it is asked of every replica for every request.
-        free = [
+        return [
             replica
             for replica, fullest in zip(places.replicas, places.fullest, strict=True)
             if replica.load.sequences <= fullest
             and (replica.breaker.opened_at_s is None or replica.breaker.lets_through(now_s))
+            and replica.info.replica_id not in kept.replicas
         ]
-        return [each for each in free if each.info.replica_id not in kept.replicas] if kept.replicas else free
 
     def has_room(self, eligibility: Eligibility, now_s: float, kept: Kept = NOTHING_KEPT) -> bool:
         """Whether `with_room` would name any."""
