@@ -108,7 +108,7 @@ def _compared(
     ]
     candidate = candidates(profile, (lane,), TextMix((workload,), (1.0,)), mean_lengths(offered))[0]
     num_users = load.users if isinstance(load, ClosedLoop) else None
-    run = PlannedLab(scheduler, [(candidate.model, replicas)], seed=seed).run(offered, num_users=num_users)
+    run = PlannedLab(scheduler, [(candidate.model, replicas)], offered, num_users=num_users, seed=seed).run()
     began_at_s = 0.0 if num_users else offered[0].at_s
     return Compared(
         lane,

@@ -116,11 +116,11 @@ class Planner:
         lab = PlannedLab(
             self._config,
             [(candidate.model, count) for candidate, count in fleet],
+            self._offered,
             num_cells=num_cells,
             seed=self._seed,
         )
         run = lab.run(
-            self._offered,
             watch=SloWatch(self._slo, len(self._offered)) if gives_up else None,
             progress=lambda ended: self._progress(what, ended),
         )

@@ -97,6 +97,9 @@ class PlannedLab:
 
     Args:
         fleet: each lane, and how many replicas it has.
+        offered: the requests, in order of time.
+        num_users: of a closed loop: so many begin at once, and each sends the next request of all when its own has
+            ended; `at_s` of the requests is then no matter.
         num_cells: schedulers; replicas are dealt out to them in turn, and a request goes to one by chance.
         seed: of that chance, and of how many drafts are accepted.
 
@@ -108,7 +111,9 @@ class PlannedLab:
         self,
         config: SchedulerConfig,
         fleet: Sequence[tuple[LaneModel, int]],
+        offered: Sequence[Offered],
         *,
+        num_users: int | None = None,
         num_cells: int = 1,
         seed: int = 0,
     ) -> None:
@@ -132,35 +137,30 @@ class PlannedLab:
         self._due: list[tuple[float, int]] = []
         self._ticking: set[int] = set()
 
+        self._offered = offered
+        self._arrived_at_s = array("d", (request.at_s for request in offered))
+        self._users_free_at_s = None if num_users is None else [0.0] * min(num_users, len(offered))
+        infinite = array("d", [math.inf]) * len(offered)
+        self._granted_at_s, self._first_at_s = infinite[:], infinite[:]
+        self._ttft_s, self._tpot_s, self._e2e_s = infinite[:], infinite[:], infinite[:]
+        self._ended = bytearray(len(offered))
+        self._num_ended = self._num_refused = 0
+        self._watch = Watch()
+
     def run(
-        self,
-        offered: Sequence[Offered],
-        *,
-        num_users: int | None = None,
-        watch: Watch | None = None,
-        progress: Callable[[int], None] = lambda num_ended: None,
+        self, *, watch: Watch | None = None, progress: Callable[[int], None] = lambda num_ended: None
     ) -> PlannedRun:
         """Run until the last request has ended, or the watch has seen enough.
 
         Args:
-            offered: in order of time.
-            num_users: of a closed loop: so many begin at once, and each sends the next request of all when its own
-                has ended; `at_s` of the requests is then no matter.
             progress: told now and then how many requests have ended.
         """
-        self._offered = offered
-        self._watch = watch or Watch()
-        infinite = array("d", [math.inf]) * len(offered)
-        self._granted_at_s, self._first_at_s = infinite[:], infinite[:]
-        self._ttft_s, self._tpot_s, self._e2e_s = infinite[:], infinite[:], infinite[:]
-        self._num_ended = self._num_refused = 0
-        self._ended = bytearray(len(offered))
-        self._arrived_at_s = array("d", (request.at_s for request in offered))
-        self._users_free_at_s = None if num_users is None else [0.0] * min(num_users, len(offered))
+        self._watch = watch or self._watch
+        num_requests = len(self._offered)
         now_s, num_arrived, due = 0.0, 0, self._due
         next_news = PROGRESS_EVERY
         was_given_up = False
-        while num_arrived < len(offered) or self._num_ended < len(offered):
+        while num_arrived < num_requests or self._num_ended < num_requests:
             arrives_at_s = self._next_arrival_s(num_arrived)
             if due and due[0][0] <= arrives_at_s:
                 now_s, number = heapq.heappop(due)

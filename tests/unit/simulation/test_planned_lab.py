@@ -34,8 +34,12 @@ def run(
     watch: Watch | None = None,
     **settings: object,
 ) -> PlannedRun:
-    lab = PlannedLab(SchedulerConfig.model_validate(settings), fleet, num_cells=num_cells)
-    return lab.run(offered, watch=watch)
+    config = SchedulerConfig.model_validate(settings)
+    return PlannedLab(config, fleet, offered, num_cells=num_cells).run(watch=watch)
+
+
+def closed(offered: list[Offered], num_users: int) -> PlannedRun:
+    return PlannedLab(SchedulerConfig(), [(PLAIN, 1)], offered, num_users=num_users).run()
 
 
 def test_one_request_takes_its_prompt_s_step_and_one_for_each_further_token() -> None:
@@ -112,18 +116,17 @@ def test_cells_cost_what_a_common_queue_saves() -> None:
 
 
 def test_users_of_a_closed_loop_send_when_their_answer_has_ended() -> None:
-    lab = PlannedLab(SchedulerConfig(), [(PLAIN, 1)])
-    done = lab.run([Offered(99.0, 50, 11)] * 3, num_users=1)
+    done = closed([Offered(99.0, 50, 11)] * 3, num_users=1)
     # 35 ms for the prompt and ten steps of 10.5 ms, one request after the other.
     assert done.e2e_s == pytest.approx([0.140] * 3)
     assert done.lasted_s == pytest.approx(0.420)
     lengths = Lengths(50, 60)
-    many = PlannedLab(SchedulerConfig(), [(PLAIN, 1)]).run([Offered(0.0, 50, 60)] * 400, num_users=4)
+    many = closed([Offered(0.0, 50, 60)] * 400, num_users=4)
     expected = STEP.serve(4, lengths, 0, ())
     assert many.output_tokens.sum() / many.lasted_s == pytest.approx(expected.tokens_per_s, rel=0.02)
     # Requests of one length stay in step: no prompt falls into another's answer.
     assert np.mean(many.tpot_s) < expected.tpot_s
-    assert PlannedLab(SchedulerConfig(), [(PLAIN, 1)]).run([Offered(0.0, 5, 6)], num_users=9).ended.all()
+    assert closed([Offered(0.0, 5, 6)], num_users=9).ended.all()
 
 
 class GivesUp(Watch):

@@ -27,7 +27,7 @@ def records_of(lane: str, slower: float = 1.0) -> list[RequestRecord]:
     rng = random.Random(4)
     offered = [Offered(0.0, 100, rng.randint(5, 60)) for _ in range(200)]
     candidate = candidates(profile(), (lane,), TextMix(("copy",), (1.0,)), mean_lengths(offered))[0]
-    run = PlannedLab(SchedulerConfig(), [(candidate.model, 1)], seed=11).run(offered, num_users=USERS)
+    run = PlannedLab(SchedulerConfig(), [(candidate.model, 1)], offered, num_users=USERS, seed=11).run()
     free_at_s = [0.0] * USERS
     records = []
     for number, request in enumerate(offered):
