@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from serving.calibration.fit import Residuals, StepPoint
+from serving.calibration.fit import Residuals, StepPoint, fit_draft_cost, fit_linear, fit_roofline
 from serving.core.errors import ConfigError, TandemError
 from serving.core.speculation.acceptance import Rates, checked_rates
 from serving.core.speculation.cost_model import CostModel
@@ -154,3 +155,56 @@ def save(profile: Profile, path: Path) -> None:
         fresh.replace(path)
     except OSError as error:
         raise TandemError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def measured_lane(
+    lane: str,
+    points: Sequence[StepPoint],
+    *,
+    max_num_seqs: int,
+    max_step_tokens: int,
+    kv_tokens: int | None = None,
+    num_drafts: int = 0,
+    plain: LaneProfile | None = None,
+    acceptance: Mapping[str, Rates] | None = None,
+    draft_share: Mapping[str, float] | None = None,
+) -> LaneProfile:
+    """A lane's profile from its measured steps.
+
+    A lane that drafts verifies with the model of the lane without drafts, so its step time is that lane's, and what
+    its steps take beyond that is the cost of drafts.
+
+    Args:
+        plain: of a lane without drafts, of the same model on the same machine; needed by a lane that drafts.
+
+    Raises:
+        ValueError: the steps say too little, or `plain` is missing.
+    """
+    roofline: RooflineStepTime | None
+    draft_cost: DraftCost | None
+    if num_drafts == 0:
+        fit = fit_linear(points)
+        step_time, residuals = fit.form, fit.residuals
+        roofline, draft_cost = fit_roofline(points).form, None
+    elif plain is None:
+        raise ValueError(
+            f"lane {lane!r} drafts: what its drafts cost is told from a lane without drafts, which was not measured"
+        )
+    else:
+        drafts = fit_draft_cost(points, plain.step_time)
+        step_time, roofline = plain.step_time, plain.roofline
+        residuals, draft_cost = drafts.residuals, drafts.form
+    return LaneProfile(
+        lane,
+        max_num_seqs,
+        step_time,
+        residuals,
+        roofline,
+        max_step_tokens,
+        kv_tokens,
+        num_drafts,
+        draft_cost,
+        dict(acceptance or {}),
+        dict(draft_share or {}),
+        tuple(points),
+    )

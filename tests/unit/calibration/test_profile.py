@@ -9,7 +9,7 @@ import pytest
 
 from serving.calibration import profile as profiles
 from serving.calibration.fit import Residuals, StepPoint
-from serving.calibration.profile import FORMAT, LaneProfile, Profile
+from serving.calibration.profile import FORMAT, LaneProfile, Profile, measured_lane
 from serving.core.errors import ConfigError, TandemError
 from serving.core.speculation.step_time import DraftCost, LinearStepTime, RooflineStepTime
 
@@ -99,3 +99,37 @@ def test_a_profile_that_cannot_be_read_or_written(tmp_path: Path) -> None:
         profiles.load(tmp_path / "none.json")
     with pytest.raises(TandemError, match="cannot be written: No such file"):
         profiles.save(PROFILE, tmp_path / "gone" / "p.json")
+
+
+def test_a_lane_s_profile_is_made_of_its_steps() -> None:
+    form, cost = LinearStepTime(0.02, 0.001, 1e-6), DraftCost(pass_s=0.002)
+    plain_points = [
+        StepPoint(batch, batch * context, form.step_s(batch, batch * context))
+        for batch in (1, 4, 16)
+        for context in (0, 100, 900)
+    ]
+    drafted_points = [
+        StepPoint(4 * batch, 0, form.step_s(4 * batch, 0) + cost.draft_s(3, batch), 3, batch)
+        for batch in (1, 4, 16)
+    ]
+    plain = measured_lane("batched", plain_points, max_num_seqs=16, max_step_tokens=2048)
+    assert plain.step_time.token_s == pytest.approx(0.001)
+    assert (plain.draft_cost, plain.residuals.num_points, plain.points) == (None, 9, tuple(plain_points))
+    assert plain.roofline is not None
+    drafting = measured_lane(
+        "speculative",
+        drafted_points,
+        max_num_seqs=16,
+        max_step_tokens=2048,
+        num_drafts=3,
+        plain=plain,
+        acceptance={"copy": (0.9, 0.8, 0.7)},
+        draft_share={"copy": 0.8},
+    )
+    assert drafting.step_time == plain.step_time
+    assert drafting.draft_cost is not None
+    assert drafting.draft_cost.draft_s(3, 4) == pytest.approx(0.006)
+    assert drafting.residuals.max_share < 1e-6
+    assert drafting.draft_share == {"copy": 0.8}
+    with pytest.raises(ValueError, match="lane 'speculative' drafts: what its drafts cost is told from"):
+        measured_lane("speculative", drafted_points, max_num_seqs=1, max_step_tokens=1, num_drafts=3)
