@@ -102,6 +102,13 @@ def test_percentiles_are_the_defined_ones(values: list[float], share: float) -> 
     assert percentile(np.array(values), share) == pytest.approx(expected, abs=1e-9)
 
 
+def test_refused_requests_stand_last_in_percentiles() -> None:
+    refused = np.array([math.inf, 1.0, math.inf, math.inf])
+    assert percentile(refused, 0.9) == math.inf
+    assert percentile(refused, 0.1) == math.inf
+    assert percentile(refused, 0.0) == 1.0
+
+
 def test_requests_without_chunks_have_no_gaps_between_them() -> None:
     with pytest.raises(ValueError, match="'icl_p95<1s': a simulation knows ttft, tpot, e2e"):
         refuse_unknown_metrics(parse_slo("ttft<1s,icl_p95<1s"))
