@@ -46,7 +46,7 @@ DEFAULT_MAX_REPLICAS = 1000
     "profile_file",
     type=click.Path(path_type=Path),
     required=True,
-    help="What the lanes can do: a file of tandem calibrate.",
+    help="What the lanes were measured to do: docs/simulate.md.",
 )
 @click.option("--trace", "trace_file", type=click.Path(path_type=Path), help="A recorded trace to replay.")
 @click.option(

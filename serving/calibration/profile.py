@@ -1,6 +1,6 @@
 """A profile: what the lanes of one model were measured to do on one machine. A JSON file.
 
-`tandem simulate` and adaptive placement reckon with it; it says itself where, when and with what it was measured.
+`tandem simulate` reckons with it. It says itself where, when and with what it was measured.
 """
 
 from __future__ import annotations
