@@ -13,6 +13,7 @@ from typing import Any
 from serving import ceilings, model_store
 from serving.ceilings import Ceilings
 from serving.core.lane import has_model
+from serving.core.speculation.step_time import RooflineStepTime
 
 BYTES_BY_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2}
 LENGTH_BYTES = 8
@@ -39,22 +40,32 @@ class Roofline:
         return self.parameters * BYTES_BY_DTYPE[self.dtype]
 
     @property
+    def step_time(self) -> RooflineStepTime:
+        """The same in seconds."""
+        return RooflineStepTime.of_hardware(
+            parameters=self.parameters,
+            weights_bytes=self.weights_bytes,
+            flops_per_s=self.flops_per_s,
+            bytes_per_s=self.copy_bytes_per_s,
+        )
+
+    @property
     def read_s(self) -> float:
         """To read the weights once, however many positions use them."""
-        return self.weights_bytes / self.copy_bytes_per_s
+        return self.step_time.read_s
 
     def compute_s(self, tokens: float) -> float:
         """For the arithmetic of that many positions."""
-        return 2 * self.parameters * tokens / self.flops_per_s
+        return self.step_time.token_s * tokens
 
     def step_s(self, tokens: float) -> float:
         """The longer of both, as if the other hid behind it."""
-        return max(self.read_s, self.compute_s(tokens))
+        return self.step_time.step_s(tokens, kv_tokens=0)
 
     @property
     def knee_tokens(self) -> float:
         """Positions of a step at which both take equally long."""
-        return self.read_s / self.compute_s(1)
+        return self.step_time.knee_tokens
 
 
 def roofline_of(

@@ -1,4 +1,4 @@
-"""Verbs that run a client against a lab: `bench`, `sweep`, `report`, `trace` and `lesson`."""
+"""Verbs that run a client of a lab, and `report` and `simulate`, which need none."""
 
 from __future__ import annotations
 
@@ -55,6 +55,12 @@ def lesson(arguments: tuple[str, ...]) -> None:
 def report(arguments: tuple[str, ...]) -> None:
     """Write the report of a run again, or compare two: `tandem report runs/A`, `tandem report runs/A runs/B`."""
     end(run_module("loadtest.report", arguments))
+
+
+@_passing_on
+def simulate(arguments: tuple[str, ...]) -> None:
+    """Simulate a load by a profile: how many replicas of which lane hold an objective. Needs no lab."""
+    end(run_module("loadtest.simulate", arguments))
 
 
 @click.command()

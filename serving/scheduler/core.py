@@ -295,7 +295,7 @@ class SchedulerCore:
         can_place = now_s >= self._settled_at_s
         has_room = (
             can_place
-            and bool(self._fleet.with_room(eligibility, now_s, self._kept))
+            and self._fleet.has_room(eligibility, now_s, self._kept)
             and not self._queue.has_any(lambda other: self._fleet.has_slot(other, now_s, self._kept))
         )
         estimators = [self._lane(name) for name in places.lanes]

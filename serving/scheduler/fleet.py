@@ -18,11 +18,13 @@ class Places:
     Attributes:
         limits: for each replica, how many sequences it may hold when one of these joins; slots reserved
             for higher bands are taken off.
+        fullest: for each, how many it may hold for one of these to join; below 0 where none may.
         num_slots: their sum, sequences of such requests that may run at once.
     """
 
     replicas: tuple[ReplicaState, ...]
     limits: tuple[int, ...]
+    fullest: tuple[int, ...]
     lanes: frozenset[str]
     num_slots: int
 
@@ -98,9 +100,11 @@ class Fleet:
             wide = [i for i, limit in enumerate(limits) if limit >= eligibility.num_sequences]
             if wide:
                 replicas, limits = [replicas[i] for i in wide], [limits[i] for i in wide]
+            # One that is wider than the limit runs alone: else it would wait for ever.
+            fullest = [limit - min(eligibility.num_sequences, limit) if limit else -1 for limit in limits]
             lanes = frozenset(replica.info.lane for replica in replicas)
             places = self._by_eligibility[eligibility] = Places(
-                tuple(replicas), tuple(limits), lanes, sum(limits)
+                tuple(replicas), tuple(limits), tuple(fullest), lanes, sum(limits)
             )
         return places
 
@@ -109,12 +113,26 @@ class Fleet:
     ) -> list[ReplicaState]:
         """Replicas that have all the slots of one more such request free now."""
         places = self.places(eligibility)
+        # Written out, for it is asked of every replica for every request.
         return [
             replica
-            for replica, limit in zip(places.replicas, places.limits, strict=True)
-            if _fits(replica, limit, eligibility.num_sequences, now_s)
+            for replica, fullest in zip(places.replicas, places.fullest, strict=True)
+            if replica.load.sequences <= fullest
+            and (replica.breaker.opened_at_s is None or replica.breaker.lets_through(now_s))
             and replica.info.replica_id not in kept.replicas
         ]
+
+    def has_room(self, eligibility: Eligibility, now_s: float, kept: Kept = NOTHING_KEPT) -> bool:
+        """Whether `with_room` would name any."""
+        places = self.places(eligibility)
+        for replica, fullest in zip(places.replicas, places.fullest, strict=True):
+            if (
+                replica.load.sequences <= fullest
+                and replica.breaker.lets_through(now_s)
+                and replica.info.replica_id not in kept.replicas
+            ):
+                return True
+        return False
 
     def has_slot(self, eligibility: Eligibility, now_s: float, kept: Kept = NOTHING_KEPT) -> bool:
         """Whether any replica has a slot free for such requests, if not all that one of them takes."""
@@ -122,7 +140,7 @@ class Fleet:
             return False
         places = self.places(eligibility)
         for replica, limit in zip(places.replicas, places.limits, strict=True):
-            if _fits(replica, limit, 1, now_s) and replica.info.replica_id not in kept.replicas:
+            if _has_slot(replica, limit, now_s) and replica.info.replica_id not in kept.replicas:
                 return True
         return False
 
@@ -132,13 +150,11 @@ class Fleet:
         free = [
             (limit - replica.load.sequences, replica.info.replica_id)
             for replica, limit in zip(places.replicas, places.limits, strict=True)
-            if _fits(replica, limit, 1, now_s) and replica.info.replica_id not in kept.replicas
+            if _has_slot(replica, limit, now_s) and replica.info.replica_id not in kept.replicas
         ]
         kept.replicas.add(max(free)[1])
         kept.waiting.add(eligibility)
 
 
-def _fits(replica: ReplicaState, limit: int, num_sequences: int, now_s: float) -> bool:
-    # One that is wider than the limit runs alone: else it would wait for ever.
-    is_free = replica.load.sequences + min(num_sequences, limit) <= limit
-    return is_free and limit > 0 and replica.breaker.lets_through(now_s)
+def _has_slot(replica: ReplicaState, limit: int, now_s: float) -> bool:
+    return replica.load.sequences < limit and replica.breaker.lets_through(now_s)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,25 @@ def test_the_gpu_overlay_reserves_a_device_for_workers_only() -> None:
     ]
     assert with_device == ["worker"]
     assert {one["build"]["args"]["ENGINE"] for one in services.values() if "build" in one} == {"gpu"}
+
+
+def test_the_image_s_model_stage_has_every_module_that_it_imports(tmp_path: Path) -> None:
+    copied = re.findall(
+        r"^COPY (serving/.*) /build/", (ROOT / "deploy" / "Dockerfile").read_text(), re.MULTILINE
+    )
+    for name in " ".join(copied).split():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", "import serving.model_store as m; print(m.__file__)"],
+        cwd=tmp_path,
+        env=clean_environment() | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).is_relative_to(tmp_path)
 
 
 def test_every_setting_is_explained_in_the_example_and_no_other() -> None:

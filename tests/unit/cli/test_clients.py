@@ -83,10 +83,12 @@ def test_bench_measures_the_running_lab_and_passes_the_rest_through(monkeypatch:
     assert run("bench", "--lanes", "a,b", "--json").exit_code == 7
     assert run("bench", "--base-url=http://elsewhere", "--seed", "1").exit_code == 7
     assert run("report", "runs/x").exit_code == 7
+    assert run("simulate", "--slo", "ttft<1s").exit_code == 7
     assert modules.calls == [
         ("loadtest.bench", ("--base-url", "http://127.0.0.1:18999", "--lanes", "a,b", "--json")),
         ("loadtest.bench", ("--base-url=http://elsewhere", "--seed", "1")),
         ("loadtest.report", ("runs/x",)),
+        ("loadtest.simulate", ("--slo", "ttft<1s")),
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from serving.core.request import Lease
-from serving.scheduler.fleet import Fleet
+from serving.scheduler.fleet import NOTHING_KEPT, Fleet, Kept
 from serving.scheduler.ledger import Ledger
 from serving.scheduler.queue import Eligibility
 from tests.unit.scheduler.examples import replica
@@ -24,8 +24,12 @@ class Yard:
             reserved_shares=list(reserved_shares) or [0.0, 0.0, 0.0],
         )
 
-    def with_room(self, eligibility: Eligibility = ANY, now_s: float = 0.0) -> set[str]:
-        return {one.info.replica_id for one in self.fleet.with_room(eligibility, now_s)}
+    def with_room(
+        self, eligibility: Eligibility = ANY, now_s: float = 0.0, kept: Kept = NOTHING_KEPT
+    ) -> set[str]:
+        named = {one.info.replica_id for one in self.fleet.with_room(eligibility, now_s, kept)}
+        assert self.fleet.has_room(eligibility, now_s, kept) == bool(named)
+        return named
 
 
 def test_room_ends_at_max_running() -> None:
@@ -84,6 +88,18 @@ def test_an_open_breaker_leaves_no_room() -> None:
     assert yard.with_room(now_s=5) == {"a"}
     found.breaker.sent("probe")
     assert yard.with_room(now_s=5) == set()
+
+
+def test_a_kept_replica_has_no_room_for_others() -> None:
+    yard = Yard()
+    yard.fleet.join(replica("a", max_running=2))
+    kept = Kept()
+    wide = Eligibility(None, needs_plain_decoding=False, band=0, num_sequences=2)
+    yard.ledger.acquire(Lease("x", "a", 1))
+    yard.fleet.keep_for(wide, 0.0, kept)
+    assert yard.with_room(kept=kept) == set()
+    assert yard.with_room() == {"a"}
+    assert yard.with_room(wide) == set()
 
 
 def test_a_replica_that_only_connects_anew_keeps_its_record() -> None:

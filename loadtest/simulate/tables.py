@@ -1,0 +1,172 @@
+"""What `tandem simulate` prints: the profile it reckons with, and the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from loadtest.judge.wording import NOTHING, count, number, share
+from loadtest.simulate.against import FIGURES, Compared
+from loadtest.simulate.lanes import Candidate
+from loadtest.simulate.plan import LanePlan, PlannedFleet
+from serving.calibration.profile import Profile
+from serving.core.speculation.cost_model import BatchRange, Lengths
+
+GOOD_ERROR = 0.15
+PLAN_HEADINGS = (
+    "replicas",
+    "holds",
+    "met",
+    "TTFT p50 ms",
+    "p95",
+    "TPOT p50 ms",
+    "p95",
+    "tokens/s",
+    "slots used",
+    "refused",
+)
+
+
+def print_profile(
+    console: Console, profile: Profile, lanes: Sequence[Candidate], lengths: Lengths, rates_of: str
+) -> None:
+    """One line a lane: its step time, and what follows from it for these requests."""
+    made = _table(f"Profile: {profile.model}, measured {profile.measured_at:%Y-%m-%d}")
+    made.add_column("lane", no_wrap=True)
+    for heading in ("step ms", "+ µs a token", "+ ns a KV token", "knee tokens", "fit ± median", "slots"):
+        made.add_column(heading, justify="right")
+    for lane in profile.lanes:
+        step = lane.step_time
+        made.add_row(
+            lane.lane,
+            number(step.fixed_s, None, 1e3),
+            number(step.token_s, None, 1e6),
+            number(step.kv_token_s, None, 1e9),
+            NOTHING if step.knee_tokens == float("inf") else number(step.knee_tokens, None),
+            share(lane.residuals.median_share),
+            f"{lane.max_num_seqs}",
+        )
+    console.print(made)
+    console.print(
+        Text(
+            f"requests: {lengths.prompt_tokens:,.0f} tokens of prompt and {lengths.output_tokens:,.0f} of answer "
+            f"on average; text: {rates_of}"
+        )
+    )
+    for lane_choice in lanes:
+        console.print(
+            Text(
+                f"{lane_choice.name}: {_drafts(lane_choice.table)}; a full replica serves "
+                f"{number(lane_choice.capacity_rps, None)} requests/s"
+            )
+        )
+
+
+def print_plans(console: Console, plans: Sequence[LanePlan], most: int) -> None:
+    """The fewest replicas of each lane, which limit breaks with one less, and which lane needs least."""
+    made = _table("Fewest replicas that hold the objective")
+    made.add_column("lane", no_wrap=True)
+    _add_headings(made)
+    made.add_column("one less breaks")
+    for plan in plans:
+        shown = plan.enough or plan.one_too_few
+        assert shown is not None, "a search simulates one fleet at least"
+        too_few = plan.one_too_few
+        breaks = NOTHING if too_few is None else too_few.verdict.binding or NOTHING
+        made.add_row(plan.lane, *_cells(shown), breaks, style="" if plan.enough else "red")
+    console.print(made)
+    enough = [plan.enough for plan in plans if plan.enough]
+    if not enough:
+        console.print(
+            Text(f"No lane holds the objective with up to {count(most, 'replica')} (--max-replicas).")
+        )
+        return
+    fewest = min(fleet.replicas for fleet in enough)
+    names = [fleet.name for fleet in enough if fleet.replicas == fewest]
+    console.print(Text(f"Least: {count(fewest, 'replica')} of {' or of '.join(names)}."))
+
+
+def print_fleets(console: Console, fleets: Sequence[PlannedFleet]) -> None:
+    """What given fleets do."""
+    made = _table("Simulated")
+    made.add_column("lane", no_wrap=True)
+    _add_headings(made)
+    made.add_column("misses")
+    for fleet in fleets:
+        made.add_row(fleet.name, *_cells(fleet), _missed(fleet), style="" if fleet.verdict.holds else "red")
+    console.print(made)
+
+
+def print_compared(console: Console, compared: Sequence[Compared]) -> None:
+    """Each figure as simulated and measured, with the error; then the errors of all stages in a sentence."""
+    made = _table("Simulated / measured, and the simulation's error")
+    for heading in ("lane", "workload", "load"):
+        made.add_column(heading, no_wrap=True)
+    for heading in ("requests", "TTFT p50 ms", "error", "TTFT p95 ms", "error", "TPOT p50 ms", "error"):
+        made.add_column(heading, justify="right")
+    made.add_column("tokens/s", justify="right")
+    made.add_column("error", justify="right")
+    for stage in compared:
+        cells = []
+        for figure in FIGURES:
+            scale = 1000 if figure.endswith("_s") and not figure.endswith("per_s") else 1
+            pair = (number(figures[figure], None, scale) for figures in (stage.simulated, stage.measured))
+            cells += [" / ".join(pair), _signed(stage.error(figure))]
+        made.add_row(stage.lane, stage.workload, stage.load, f"{stage.num_requests:,}", *cells)
+    console.print(made)
+    for figure, name in zip(FIGURES, ("TTFT p50", "TTFT p95", "TPOT p50", "tokens/s"), strict=True):
+        errors = sorted(abs(stage.error(figure)) for stage in compared)
+        within = sum(error <= GOOD_ERROR for error in errors)
+        console.print(
+            Text(
+                f"{name}: error {share(errors[len(errors) // 2])} in the median stage, {share(errors[-1])} in the "
+                f"worst; within {100 * GOOD_ERROR:.0f}% in {within} of {len(errors)}"
+            )
+        )
+
+
+def _signed(error: float) -> str:
+    return f"{100 * error:+.0f}%"
+
+
+def _table(title: str) -> Table:
+    return Table(title=Text(title), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+
+
+def _add_headings(table: Table) -> None:
+    for heading in PLAN_HEADINGS:
+        table.add_column(heading, justify="right")
+
+
+def _cells(fleet: PlannedFleet) -> list[str]:
+    met = share(fleet.verdict.attainment)
+    if fleet.was_given_up:
+        # Most of the requests were not reached: their figures would say nothing of the load.
+        return [f"{fleet.replicas:,}", "no", *([NOTHING] * (len(PLAN_HEADINGS) - 2))]
+    return [
+        f"{fleet.replicas:,}",
+        "yes" if fleet.verdict.holds else "no",
+        met,
+        *(number(value_s, None, 1000) for value_s in (*fleet.ttft_s, *fleet.tpot_s)),
+        number(fleet.output_tokens_per_s, None),
+        share(fleet.slots_share),
+        f"{fleet.num_refused:,}",
+    ]
+
+
+def _missed(fleet: PlannedFleet) -> str:
+    binding = fleet.verdict.binding
+    return NOTHING if binding is None else f"{binding}: {count(fleet.verdict.misses[binding], 'request')}"
+
+
+def _drafts(table: Sequence[BatchRange]) -> str:
+    if len(table) == 1:
+        return f"k = {table[0].num_drafts}" if table[0].num_drafts else "no drafts"
+    return ", ".join(
+        f"k = {part.num_drafts} at {part.first}" + (f" to {part.last}" if part.last > part.first else "")
+        for part in table
+    )

@@ -1,0 +1,221 @@
+"""Fits step times to measured steps: by relative error, robust against steps that something else held up.
+
+Coefficients are times, so none may be negative: with three of them every choice of those above 0 is tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from serving.core.speculation.step_time import DraftCost, LinearStepTime, RooflineStepTime, StepTime
+
+Floats = npt.NDArray[np.float64]
+Form = TypeVar("Form")
+
+MIN_POINTS = 4
+HUBER_SCALES = 1.345  # of the residuals' scale; 95 percent efficient on normal errors (Huber)
+MAD_TO_SIGMA = 1.4826
+MIN_SCALE = 0.002  # of a step: clocks and noise are no finer, and points without any noise have no scale
+REWEIGHTINGS = 30
+NUM_KNEES = 200
+OUTLIER_WEIGHT = 0.5  # a step that counts for less is one
+
+
+@dataclass(frozen=True, slots=True)
+class StepPoint:
+    """One measured step, or the median of several alike.
+
+    Attributes:
+        tokens: positions computed: prompts, one for each sequence that decodes, drafts to verify.
+        kv_tokens: positions in the KV cache of all its sequences.
+        seconds: how long it took.
+        num_drafts: tokens drafted for each of `drafted_sequences`; 0 without speculation.
+    """
+
+    tokens: float
+    kv_tokens: float
+    seconds: float
+    num_drafts: int = 0
+    drafted_sequences: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (self.tokens > 0 and self.kv_tokens >= 0 and 0 < self.seconds < float("inf")):
+            raise ValueError(
+                f"a step of {self.tokens:g} tokens and {self.kv_tokens:g} in the KV cache that took "
+                f"{self.seconds:g} s is none"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Residuals:
+    """How far a fit is from its points; shares are of the measured time.
+
+    Attributes:
+        median_share, p95_share, max_share: of the differences without their sign.
+        num_outliers: points that were weighed down.
+    """
+
+    num_points: int
+    median_share: float
+    p95_share: float
+    max_share: float
+    num_outliers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fit(Generic[Form]):
+    """A form with its coefficients, and how well it fits."""
+
+    form: Form
+    residuals: Residuals
+
+
+def fit_linear(points: Sequence[StepPoint]) -> Fit[LinearStepTime]:
+    """t = a + b * tokens + c * kv_tokens, of the points without drafts.
+
+    Raises:
+        ValueError: they are too few or too much alike to tell the coefficients apart.
+    """
+    tokens, kv_tokens, seconds = _plain(points)
+    columns = [np.ones_like(tokens), tokens]
+    if kv_tokens.any():
+        columns.append(kv_tokens)
+    _check_told_apart(columns)
+    times, weights = _robust(np.column_stack(columns), seconds)
+    form = LinearStepTime(*times, *([0.0] * (3 - len(times))))
+    return Fit(form, _residuals(form, tokens, kv_tokens, seconds, weights))
+
+
+def fit_roofline(points: Sequence[StepPoint]) -> Fit[RooflineStepTime]:
+    """t = c * kv_tokens + max(read, b * tokens), of the points without drafts.
+
+    The knee is searched: for one at n tokens, the form is linear in max(n, tokens). Where all steps are on one side
+    of it, it comes out at the edge of what was measured.
+
+    Raises:
+        ValueError: as `fit_linear`.
+    """
+    tokens, kv_tokens, seconds = _plain(points)
+    _check_told_apart([np.ones_like(tokens), tokens, *([kv_tokens] if kv_tokens.any() else [])])
+    best: tuple[float, Fit[RooflineStepTime]] | None = None
+    for knee in np.geomspace(tokens.min(), tokens.max(), NUM_KNEES):
+        columns = [np.maximum(tokens, knee)]
+        if kv_tokens.any():
+            columns.append(kv_tokens)
+        times, weights = _robust(np.column_stack(columns), seconds)
+        form = RooflineStepTime(times[0] * float(knee), times[0], times[1] if len(times) > 1 else 0.0)
+        predicted = form.kv_token_s * kv_tokens + np.maximum(form.read_s, form.token_s * tokens)
+        # By absolute differences: squares would let the outliers choose the knee.
+        loss = float(np.mean(np.abs(predicted / seconds - 1)))
+        if best is None or loss < best[0]:
+            best = loss, Fit(form, _residuals(form, tokens, kv_tokens, seconds, weights))
+    assert best is not None, "NUM_KNEES > 0"
+    return best[1]
+
+
+def fit_draft_cost(points: Sequence[StepPoint], step_time: StepTime) -> Fit[DraftCost]:
+    """What drafts add to a step of the fitted time, of the points with drafts.
+
+    With one number of drafts only, what each step and what each pass costs cannot be told apart: all of it is taken
+    for passes.
+
+    Raises:
+        ValueError: there are no such points.
+    """
+    drafted = [point for point in points if point.num_drafts and point.drafted_sequences]
+    if not drafted:
+        raise ValueError("no step with drafts was measured, so what drafts cost is not known")
+    passes = np.array([float(point.num_drafts) for point in drafted])
+    sequences = np.array([point.drafted_sequences for point in drafted])
+    seconds = np.array([point.seconds for point in drafted])
+    verify_s = np.array([step_time.step_s(point.tokens, point.kv_tokens) for point in drafted])
+    named = {"pass_s": passes}
+    if np.unique(passes).size > 1:
+        named["step_s"] = np.ones_like(passes)
+    if np.unique(sequences).size > 1:
+        named["pass_sequence_s"] = passes * sequences
+    times, weights = _robust(np.column_stack(list(named.values())), seconds, verify_s)
+    form = DraftCost(**dict(zip(named, times, strict=True)))
+    added_s = np.array([form.draft_s(point.num_drafts, point.drafted_sequences) for point in drafted])
+    return Fit(form, _shares(verify_s + added_s, seconds, weights))
+
+
+def _plain(points: Sequence[StepPoint]) -> tuple[Floats, Floats, Floats]:
+    plain = [point for point in points if not point.num_drafts]
+    if len(plain) < MIN_POINTS:
+        raise ValueError(
+            f"{len(plain)} steps without drafts were measured; a fit needs {MIN_POINTS} at least"
+        )
+    tokens = np.array([float(point.tokens) for point in plain])
+    kv_tokens = np.array([float(point.kv_tokens) for point in plain])
+    return tokens, kv_tokens, np.array([point.seconds for point in plain])
+
+
+def _check_told_apart(columns: Sequence[Floats]) -> None:
+    scaled = np.column_stack([column / column.max() for column in columns])
+    if np.linalg.matrix_rank(scaled, tol=1e-6) < len(columns):
+        raise ValueError(
+            "the steps are too much alike to tell what a step, a token and a token in the KV cache cost: measure "
+            "at several batch sizes, and each at several lengths of context"
+        )
+
+
+def _robust(columns: Floats, seconds: Floats, known_s: Floats | float = 0.0) -> tuple[list[float], Floats]:
+    """Times of at least 0 that make `known_s + columns @ times` come close to `seconds`, and each row's weight.
+
+    Iteratively reweighted least squares of the relative errors, with Huber's weights.
+    """
+    scales = columns.max(axis=0)
+    scaled = columns / scales / seconds[:, None]
+    wanted = 1 - known_s / seconds
+    weights = np.ones_like(seconds)
+    times = _non_negative(scaled, wanted)
+    for _ in range(REWEIGHTINGS):
+        errors = scaled @ times - wanted
+        scale = max(MIN_SCALE, MAD_TO_SIGMA * float(np.median(np.abs(errors))))
+        weights = np.minimum(1.0, HUBER_SCALES * scale / np.maximum(np.abs(errors), 1e-12))
+        root = np.sqrt(weights)
+        before, times = times, _non_negative(scaled * root[:, None], wanted * root)
+        if np.allclose(times, before, rtol=1e-6, atol=0):
+            break
+    return [float(time) for time in times / scales], weights
+
+
+def _non_negative(columns: Floats, wanted: Floats) -> Floats:
+    """Least squares with no coefficient below 0: the best of all choices of columns that come out so."""
+    num_columns = columns.shape[1]
+    best = np.zeros(num_columns)
+    least = float(wanted @ wanted)
+    for size in range(1, num_columns + 1):
+        for chosen in map(list, combinations(range(num_columns), size)):
+            solved = np.linalg.lstsq(columns[:, chosen], wanted, rcond=None)[0]
+            loss = float(np.sum((columns[:, chosen] @ solved - wanted) ** 2))
+            if (solved >= 0).all() and loss < least:
+                least, best = loss, np.zeros(num_columns)
+                best[chosen] = solved
+    return best
+
+
+def _residuals(
+    form: StepTime, tokens: Floats, kv_tokens: Floats, seconds: Floats, weights: Floats
+) -> Residuals:
+    pairs = zip(tokens.tolist(), kv_tokens.tolist(), strict=True)
+    return _shares(np.array([form.step_s(*pair) for pair in pairs]), seconds, weights)
+
+
+def _shares(predicted: Floats, seconds: Floats, weights: Floats) -> Residuals:
+    shares = np.abs(predicted / seconds - 1)
+    median, p95 = np.percentile(shares, (50, 95))
+    return Residuals(
+        len(seconds),
+        float(median),
+        float(p95),
+        float(shares.max()),
+        int(np.count_nonzero(weights < OUTLIER_WEIGHT)),
+    )

@@ -1,0 +1,210 @@
+"""A profile: what the lanes of one model were measured to do on one machine. A JSON file.
+
+`tandem simulate` reckons with it. It says itself where, when and with what it was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from serving.calibration.fit import Residuals, StepPoint, fit_draft_cost, fit_linear, fit_roofline
+from serving.core.errors import ConfigError, TandemError
+from serving.core.speculation.acceptance import Rates, checked_rates
+from serving.core.speculation.cost_model import CostModel
+from serving.core.speculation.step_time import FREE_DRAFTS, DraftCost, LinearStepTime, RooflineStepTime
+
+FORMAT = 1
+
+
+class LaneProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One lane.
+
+    Attributes:
+        lane: its name.
+        max_num_seqs: sequences of one step at most.
+        max_step_tokens: positions of one step at most; longer prompts are computed in several (chunked prefill).
+        kv_tokens: positions that its KV cache holds; None: more than its sequences can fill.
+        step_time: the form that is reckoned with.
+        roofline: the other form, beside it; its knee is where the machine turns from bandwidth to arithmetic.
+        residuals: of `step_time`.
+        num_drafts: k; 0 without speculation. Of a lane that chooses k, the most.
+        draft_cost: what drafts add to a step; None without speculation.
+        acceptance: by workload, rates by position, as `serving.core.speculation.acceptance` defines them; of all
+            decode steps, those without a draft included.
+        draft_share: by workload, the mean length of drafts over k, steps without one included; 1 where not given.
+        points: what was measured.
+    """
+
+    lane: str
+    max_num_seqs: int
+    step_time: LinearStepTime
+    residuals: Residuals
+    roofline: RooflineStepTime | None = None
+    max_step_tokens: int = 2048
+    kv_tokens: int | None = None
+    num_drafts: int = 0
+    draft_cost: DraftCost | None = None
+    acceptance: dict[str, Rates] = {}
+    draft_share: dict[str, float] = {}
+    points: tuple[StepPoint, ...] = ()
+
+    def __post_init__(self) -> None:
+        at_least_1: dict[str, int | None] = {
+            "max_num_seqs": self.max_num_seqs,
+            "max_step_tokens": self.max_step_tokens,
+            "kv_tokens": self.kv_tokens,
+        }
+        for name, value in at_least_1.items():
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}, must be at least 1")
+        if self.num_drafts < 0:
+            raise ValueError(f"num_drafts is {self.num_drafts}, must be at least 0")
+        for rates in self.acceptance.values():
+            checked_rates(rates)
+        for workload, share in self.draft_share.items():
+            if not 0 <= share <= 1:
+                raise ValueError(f"draft_share of {workload!r} is {share:g}, must be in 0..1")
+
+    @property
+    def cost_model(self) -> CostModel:
+        return CostModel(self.step_time, self.draft_cost or FREE_DRAFTS)
+
+
+class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All lanes.
+
+    Attributes:
+        format: of this file.
+        measured_at: with a time zone.
+        model: as clients name it.
+        machine: as `serving.machine.describe` has it.
+        versions: as `serving.run_directory.installed_versions` has them.
+    """
+
+    format: int
+    measured_at: datetime
+    model: str
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    lanes: tuple[LaneProfile, ...]
+
+    def __post_init__(self) -> None:
+        if self.measured_at.tzinfo is None:
+            raise ValueError(f"measured_at is {self.measured_at.isoformat()}, must have a time zone")
+        names = [lane.lane for lane in self.lanes]
+        if doubled := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"lane {doubled[0]!r} is there twice")
+        if not names:
+            raise ValueError("there is no lane in it")
+
+    def lane(self, name: str) -> LaneProfile:
+        """The lane of that name.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        for lane in self.lanes:
+            if lane.lane == name:
+                return lane
+        raise ConfigError(
+            f"lane {name!r} is not in the profile; it has {', '.join(lane.lane for lane in self.lanes)}"
+        )
+
+
+class _Head(msgspec.Struct):
+    format: int
+
+
+def load(path: Path) -> Profile:
+    """Read a profile.
+
+    Raises:
+        ConfigError: it is missing or not as it should be; the text names the file, the place and the value.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    try:
+        # The number first: a file of another format has other keys, of which nobody wants to hear.
+        head = msgspec.json.decode(data, type=_Head)
+        if head.format != FORMAT:
+            raise ConfigError(
+                f"{path}: is a profile of format {head.format}; this tandem reads format {FORMAT}: calibrate again"
+            )
+        return msgspec.json.decode(data, type=Profile)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is no profile: {error}") from None
+
+
+def save(profile: Profile, path: Path) -> None:
+    """Write a profile, whole or not at all.
+
+    Raises:
+        TandemError: it cannot be written.
+    """
+    text = msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n"
+    fresh = path.with_name(f".{path.name}.new")
+    try:
+        fresh.write_bytes(text)
+        fresh.replace(path)
+    except OSError as error:
+        raise TandemError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def measured_lane(
+    lane: str,
+    points: Sequence[StepPoint],
+    *,
+    max_num_seqs: int,
+    max_step_tokens: int,
+    kv_tokens: int | None = None,
+    num_drafts: int = 0,
+    plain: LaneProfile | None = None,
+    acceptance: Mapping[str, Rates] | None = None,
+    draft_share: Mapping[str, float] | None = None,
+) -> LaneProfile:
+    """A lane's profile from its measured steps.
+
+    A lane that drafts verifies with the model of the lane without drafts, so its step time is that lane's, and what
+    its steps take beyond that is the cost of drafts.
+
+    Args:
+        plain: of a lane without drafts, of the same model on the same machine; needed by a lane that drafts.
+
+    Raises:
+        ValueError: the steps say too little, or `plain` is missing.
+    """
+    roofline: RooflineStepTime | None
+    draft_cost: DraftCost | None
+    if num_drafts == 0:
+        fit = fit_linear(points)
+        step_time, residuals = fit.form, fit.residuals
+        roofline, draft_cost = fit_roofline(points).form, None
+    elif plain is None:
+        raise ValueError(
+            f"lane {lane!r} drafts: what its drafts cost is told from a lane without drafts, which was not measured"
+        )
+    else:
+        drafts = fit_draft_cost(points, plain.step_time)
+        step_time, roofline = plain.step_time, plain.roofline
+        residuals, draft_cost = drafts.residuals, drafts.form
+    return LaneProfile(
+        lane,
+        max_num_seqs,
+        step_time,
+        residuals,
+        roofline,
+        max_step_tokens,
+        kv_tokens,
+        num_drafts,
+        draft_cost,
+        dict(acceptance or {}),
+        dict(draft_share or {}),
+        tuple(points),
+    )

@@ -1,0 +1,323 @@
+"""A replica by its profile: continuous batching, chunked prefill and drafts, a stretch of equal steps at a time.
+
+Between two events the batch stays as it is, and only the KV cache grows, evenly: all those steps are one event.
+A million requests of hundreds of tokens are then a few million events.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain, repeat
+from typing import NamedTuple
+
+from serving.core.speculation.acceptance import Rates, extended, tokens_per_step, tokens_variance
+from serving.core.speculation.cost_model import BatchRange, CostModel
+
+ROUNDING = 1e-9  # of a step: the instant of its end, computed anew, is not within it
+
+
+@dataclass(frozen=True, slots=True)
+class LaneModel:
+    """What the replicas of a lane do.
+
+    Attributes:
+        drafts_by_batch: k by the sequences that decode, index 0 for none; one longer than `max_num_seqs`.
+        acceptance: of each kind of text, rates by position.
+        draft_share: of each kind, the mean length of drafts over k; 1 for kinds beyond its end.
+        max_step_tokens: positions of one step at most.
+        kv_tokens: that fit into the KV cache; None: more than is ever needed.
+    """
+
+    name: str
+    cost: CostModel
+    drafts_by_batch: tuple[int, ...]
+    acceptance: tuple[Rates, ...]
+    max_step_tokens: int = 2048
+    kv_tokens: int | None = None
+    draft_share: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_num_seqs < 1:
+            raise ValueError(f"lane {self.name!r}: drafts_by_batch needs an entry for 0 and for 1 sequence")
+        if not self.acceptance:
+            raise ValueError(f"lane {self.name!r}: acceptance needs one kind of text at least")
+
+    @property
+    def max_num_seqs(self) -> int:
+        return len(self.drafts_by_batch) - 1
+
+
+def same_drafts(num_drafts: int, max_num_seqs: int) -> tuple[int, ...]:
+    """`drafts_by_batch` with the same k at every load."""
+    return (num_drafts,) * (max_num_seqs + 1)
+
+
+def table_drafts(table: Sequence[BatchRange], max_num_seqs: int) -> tuple[int, ...]:
+    """`drafts_by_batch` by a table that covers 1..max_num_seqs."""
+    by_batch = {batch: part.num_drafts for part in table for batch in range(part.first, part.last + 1)}
+    return (by_batch[1], *(by_batch[batch] for batch in range(1, max_num_seqs + 1)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Pace:
+    """Tokens that a decode step gives a sequence: their mean, variance and most; and positions that it computes."""
+
+    mean: float
+    variance: float
+    most: int
+    positions: float
+
+    def num_steps(self, tokens: float, rng: random.Random) -> int:
+        """Draw how many steps make so many tokens, >= 1: a renewal process, by its normal limit.
+
+        Mean (m + overshoot) / E, variance m V / E^3, of m tokens. Source: Feller, volume 2, chapter XI.
+        """
+        if self.most == 1:
+            return math.ceil(tokens)
+        overshoot = ((self.variance + self.mean**2) / self.mean - 1) / 2
+        steps = (tokens + overshoot) / self.mean
+        if self.variance:
+            steps = rng.gauss(steps, math.sqrt(tokens * self.variance / self.mean**3))
+        return max(1, math.ceil(tokens / self.most), min(math.ceil(tokens), round(steps)))
+
+
+@cache
+def _pace(rates: Rates, draft_share: float, num_drafts: int) -> _Pace:
+    used = extended(rates, num_drafts)
+    return _Pace(tokens_per_step(used), tokens_variance(used), num_drafts + 1, 1 + num_drafts * draft_share)
+
+
+class SimulatedSequence:
+    """A request inside a replica.
+
+    Attributes:
+        number: which one of the run.
+        left: positions of its prompt still to compute.
+        finish_step: the replica's decode step that gives it its last token.
+        per_step: tokens that it gets from each decode step until then, on average.
+    """
+
+    __slots__ = ("finish_step", "kind", "left", "number", "output_tokens", "per_step", "prompt_tokens")
+
+    def __init__(self, number: int, prompt_tokens: int, output_tokens: int, kind: int) -> None:
+        self.number = number
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.kind = kind
+        self.left = max(1, prompt_tokens)
+        self.per_step = 0.0
+        self.finish_step = 0
+
+
+class Ended(NamedTuple):
+    """What became of sequences at the end of a stretch."""
+
+    first_tokens: list[SimulatedSequence]
+    finished: list[SimulatedSequence]
+
+
+class CalibratedReplica:
+    """The engine's state between stretches of steps. The caller keeps the time.
+
+    `start` begins a stretch and says when it ends; `join` may bring that forward, to the end of the step under way;
+    `end` at that instant says what it gave. A sequence takes part from the next stretch on.
+
+    The batch is that of vLLM: decoding goes before prompts, and prompts share what is left of `max_step_tokens`. A
+    sequence runs only when the KV cache has room for it to its end, so nothing is preempted.
+
+    Attributes:
+        ends_at_s: of the stretch under way; None where there is none.
+        busy_s: time in steps so far.
+        num_steps: so far.
+    """
+
+    __slots__ = (
+        "_base_s",
+        "_began_at_s",
+        "_chunks",
+        "_decoding",
+        "_growth",
+        "_growth_s",
+        "_k",
+        "_kv",
+        "_lane",
+        "_paces",
+        "_positions",
+        "_prefilling",
+        "_promised_kv",
+        "_rng",
+        "_serial",
+        "_steps",
+        "_waiting",
+        "busy_s",
+        "ends_at_s",
+        "num_steps",
+    )
+
+    def __init__(self, lane: LaneModel, rng: random.Random) -> None:
+        self._lane = lane
+        self._rng = rng
+        self._waiting: deque[SimulatedSequence] = deque()
+        self._prefilling: deque[SimulatedSequence] = deque()
+        self._decoding: list[tuple[int, int, SimulatedSequence]] = []  # a heap, by the step of the last token
+        self._serial = 0
+        self._k = 0
+        self._paces = self._paces_of(0)
+        self._kv = 0.0  # positions in the KV cache
+        self._growth = 0.0  # of it in each decode step
+        self._positions = 0.0  # that a step computes for those who decode
+        self._promised_kv = 0  # positions that all who run will have taken at their end
+        self._began_at_s = 0.0
+        self._steps = 0  # of the stretch
+        self._base_s = 0.0  # of its first step
+        self._growth_s = 0.0  # by which each step is longer than the one before it
+        self._chunks: list[tuple[SimulatedSequence, int]] = []
+        self.ends_at_s: float | None = None
+        self.busy_s = 0.0
+        self.num_steps = 0
+
+    def join(self, sequence: SimulatedSequence, now_s: float) -> None:
+        """A request arrives."""
+        self._waiting.append(sequence)
+        if self.ends_at_s is not None and self._steps > 1 and self._has_room(sequence):
+            steps = self._steps_by(now_s)
+            if steps < self._steps:
+                self._steps = steps
+                self.ends_at_s = self._began_at_s + self._lasts_s(steps)
+
+    def start(self, now_s: float) -> float | None:
+        """Begin a stretch; the instant of its end, or None when there is nothing to do."""
+        while self._waiting and self._has_room(self._waiting[0]):
+            sequence = self._waiting.popleft()
+            self._promised_kv += sequence.prompt_tokens + sequence.output_tokens
+            self._prefilling.append(sequence)
+        num_decoding = len(self._decoding)
+        if not num_decoding and not self._prefilling:
+            self._kv = self._growth = self._positions = 0.0  # what rounding left
+            self.ends_at_s = None
+            return None
+        self._retune(self._lane.drafts_by_batch[num_decoding])
+        positions = self._positions
+        self._steps = 1
+        if self._prefilling:
+            positions += self._take_chunks(max(1, self._lane.max_step_tokens - round(positions)))
+        else:
+            self._steps = self._decoding[0][0] - self.num_steps
+        cost = self._lane.cost
+        self._base_s = cost.step_time.step_s(positions, self._kv) + cost.draft_cost.draft_s(
+            self._k, num_decoding
+        )
+        self._growth_s = 0.0
+        if self._steps > 1:
+            # Both forms of a step's time are linear in the KV cache.
+            self._growth_s = cost.step_time.step_s(positions, self._kv + self._growth) - (
+                cost.step_time.step_s(positions, self._kv)
+            )
+        self._began_at_s = now_s
+        self.ends_at_s = now_s + self._lasts_s(self._steps)
+        return self.ends_at_s
+
+    def end(self) -> Ended:
+        """The stretch is over; those that are done have left."""
+        assert self.ends_at_s is not None, "a stretch is under way"
+        self.busy_s += self.ends_at_s - self._began_at_s
+        self.num_steps += self._steps
+        self._kv += self._growth * self._steps
+        finished: list[SimulatedSequence] = []
+        decoding = self._decoding
+        while decoding and decoding[0][0] <= self.num_steps:
+            sequence = heapq.heappop(decoding)[2]
+            self._growth -= sequence.per_step
+            self._positions -= self._paces[sequence.kind].positions
+            self._leave(sequence)
+            finished.append(sequence)
+        first_tokens: list[SimulatedSequence] = []
+        for sequence, tokens in self._chunks:
+            sequence.left -= tokens
+            self._kv += tokens
+            if not sequence.left:
+                self._kv += 1
+                first_tokens.append(sequence)
+                if sequence.output_tokens > 1:
+                    self._decode(sequence, sequence.output_tokens - 1)
+                else:
+                    self._leave(sequence)
+                    finished.append(sequence)
+        self._chunks = []
+        self.ends_at_s = None
+        return Ended(first_tokens, finished)
+
+    def _has_room(self, sequence: SimulatedSequence) -> bool:
+        num_running = len(self._decoding) + len(self._prefilling)
+        if num_running >= self._lane.max_num_seqs:
+            return False
+        kv_tokens = self._lane.kv_tokens
+        wanted = self._promised_kv + sequence.prompt_tokens + sequence.output_tokens
+        # One that is larger than the whole cache runs alone: the engine would have refused it.
+        return kv_tokens is None or wanted <= kv_tokens or not num_running
+
+    def _take_chunks(self, budget: int) -> int:
+        """Give prompts their part of the step, first come, first served; the positions taken."""
+        taken = 0
+        while self._prefilling and taken < budget:
+            sequence = self._prefilling[0]
+            tokens = min(sequence.left, budget - taken)
+            self._chunks.append((sequence, tokens))
+            taken += tokens
+            if tokens < sequence.left:
+                break
+            self._prefilling.popleft()
+        return taken
+
+    def _decode(self, sequence: SimulatedSequence, tokens: float) -> None:
+        pace = self._paces[sequence.kind]
+        steps = pace.num_steps(tokens, self._rng)
+        self._positions += pace.positions
+        sequence.per_step = tokens / steps
+        sequence.finish_step = self.num_steps + steps
+        self._growth += sequence.per_step
+        self._serial += 1
+        heapq.heappush(self._decoding, (sequence.finish_step, self._serial, sequence))
+
+    def _leave(self, sequence: SimulatedSequence) -> None:
+        self._kv -= max(1, sequence.prompt_tokens) + sequence.output_tokens
+        self._promised_kv -= sequence.prompt_tokens + sequence.output_tokens
+
+    def _retune(self, num_drafts: int) -> None:
+        """Go on with another k: who decodes needs more steps from here, or fewer."""
+        if num_drafts == self._k:
+            return
+        self._k = num_drafts
+        self._paces = self._paces_of(num_drafts)
+        decoding, self._decoding = self._decoding, []
+        self._growth = self._positions = 0.0
+        for finish_step, _, sequence in decoding:
+            self._decode(sequence, (finish_step - self.num_steps) * sequence.per_step)
+
+    def _paces_of(self, num_drafts: int) -> list[_Pace]:
+        lane = self._lane
+        shares = chain(lane.draft_share, repeat(1.0))
+        return [
+            _pace(rates, share, num_drafts) for rates, share in zip(lane.acceptance, shares, strict=False)
+        ]
+
+    def _lasts_s(self, steps: int) -> float:
+        return steps * self._base_s + self._growth_s * (steps * (steps - 1) / 2)
+
+    def _steps_by(self, now_s: float) -> int:
+        """Steps of the stretch that have begun by then, >= 1: the least whose end is not before `now_s`."""
+        elapsed_s = now_s - self._began_at_s
+        slope = self._growth_s / 2
+        linear = self._base_s - slope
+        if slope:
+            # The root of slope n^2 + linear n = elapsed, in the form that does not cancel.
+            steps = 2 * elapsed_s / (linear + math.sqrt(linear * linear + 4 * slope * elapsed_s))
+        else:
+            steps = elapsed_s / linear
+        return max(1, math.ceil(steps - ROUNDING))

@@ -1,0 +1,314 @@
+"""A lab as it might be: requests through the scheduler's own core onto replicas of any lanes, in virtual time.
+
+Network, gateway and the scheduler's own time are left out; clients neither leave nor set deadlines.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from serving.config import SchedulerConfig
+from serving.core.lane import ReplicaInfo, Strategy
+from serving.core.request import ReplicaVerdict, RequestEnd, SchedulingRequest
+from serving.scheduler.core import SchedulerCore
+from serving.simulation.calibrated import CalibratedReplica, LaneModel, SimulatedSequence
+from serving.simulation.lab import EXPIRY_TICK_S
+
+PROGRESS_EVERY = 1_000  # requests that ended
+
+Floats = npt.NDArray[np.float64]
+
+
+class Offered(NamedTuple):
+    """One request.
+
+    Attributes:
+        kind: index of its kind of text, of those that `LaneModel.acceptance` knows.
+    """
+
+    at_s: float
+    prompt_tokens: int
+    output_tokens: int
+    kind: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaUse:
+    """What a replica did, until the last request of all ended.
+
+    Attributes:
+        busy_share: of that time, in which it was in a step: nearly all of it where somebody is always there.
+        slots_share: of its slots, on the mean over that time, that served requests held.
+    """
+
+    lane: str
+    busy_share: float
+    slots_share: float
+    num_steps: int
+    num_requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """What became of the requests, in order of arrival; shape (requests,) each.
+
+    Attributes:
+        ttft_s, e2e_s: infinite where a request was refused, or not reached before the run was given up.
+        tpot_s: 0 for answers of one token, which have none; infinite as the others.
+        output_tokens: asked for.
+        ended: whether each was served or refused.
+        num_refused: by the scheduler.
+        lasted_s: virtual time, to the end of the last request.
+        was_given_up: whether `watch` ended it.
+    """
+
+    ttft_s: Floats
+    tpot_s: Floats
+    e2e_s: Floats
+    output_tokens: npt.NDArray[np.int64]
+    ended: npt.NDArray[np.bool_]
+    num_refused: int
+    lasted_s: float
+    was_given_up: bool
+    replicas: tuple[ReplicaUse, ...]
+
+
+class Watch:
+    """Told of every request that ends; may give the run up. This one never does."""
+
+    def ended(self, ttft_s: float, tpot_s: float, e2e_s: float) -> None:
+        """All infinite for one that was refused."""
+
+    def is_lost(self) -> bool:
+        return False
+
+
+class PlannedLab:
+    """One run; build a new one for the next.
+
+    Args:
+        fleet: each lane, and how many replicas it has.
+        offered: the requests, in order of time.
+        num_users: of a closed loop: so many begin at once, and each sends the next request of all when its own has
+            ended; `at_s` of the requests is then no matter.
+        num_cells: schedulers; replicas are dealt out to them in turn, and a request goes to one by chance.
+        seed: of that chance, and of how many drafts are accepted.
+
+    Raises:
+        ValueError: a cell would have no replica.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        fleet: Sequence[tuple[LaneModel, int]],
+        offered: Sequence[Offered],
+        *,
+        num_users: int | None = None,
+        num_cells: int = 1,
+        seed: int = 0,
+    ) -> None:
+        lanes = [lane for lane, num_replicas in fleet for _ in range(num_replicas)]
+        if not 1 <= num_cells <= len(lanes):
+            raise ValueError(f"{num_cells} cells of {len(lanes)} replicas: each cell needs one at least")
+        self._rng = random.Random(seed)
+        self._cores = [SchedulerCore(config) for _ in range(num_cells)]
+        self._lanes = lanes
+        self._replicas = [CalibratedReplica(lane, self._rng) for lane in lanes]
+        self._core_of = [self._cores[number % num_cells] for number in range(len(lanes))]
+        self._number_of: dict[str, int] = {}
+        self._num_served = [0] * len(lanes)
+        self._held_s = [0.0] * len(lanes)
+        for number, lane in enumerate(lanes):
+            info = _replica_info(lane, number)
+            self._number_of[info.replica_id] = number
+            self._core_of[number].replica_ready(info)
+        # A heap of instants: when a stretch of the replica of that number ends, or, below 0, a cell's next tick.
+        # What a replica has meanwhile brought forward stays in it and is passed over.
+        self._due: list[tuple[float, int]] = []
+        self._ticking: set[int] = set()
+
+        self._offered = offered
+        self._arrived_at_s = array("d", (request.at_s for request in offered))
+        self._users_free_at_s = None if num_users is None else [0.0] * min(num_users, len(offered))
+        infinite = array("d", [math.inf]) * len(offered)
+        self._granted_at_s, self._first_at_s = infinite[:], infinite[:]
+        self._ttft_s, self._tpot_s, self._e2e_s = infinite[:], infinite[:], infinite[:]
+        self._ended = bytearray(len(offered))
+        self._num_ended = self._num_refused = 0
+        self._watch = Watch()
+
+    def run(
+        self, *, watch: Watch | None = None, progress: Callable[[int], None] = lambda num_ended: None
+    ) -> PlannedRun:
+        """Run until the last request has ended, or the watch has seen enough.
+
+        Args:
+            progress: told now and then how many requests have ended.
+        """
+        self._watch = watch or self._watch
+        num_requests = len(self._offered)
+        now_s, num_arrived, due = 0.0, 0, self._due
+        next_news = PROGRESS_EVERY
+        was_given_up = False
+        while num_arrived < num_requests or self._num_ended < num_requests:
+            arrives_at_s = self._next_arrival_s(num_arrived)
+            if due and due[0][0] <= arrives_at_s:
+                now_s, number = heapq.heappop(due)
+                if number < 0:
+                    self._tick(-number - 1, now_s)
+                elif self._replicas[number].ends_at_s == now_s:
+                    self._end_stretch(number, now_s)
+            else:
+                now_s = arrives_at_s
+                if self._users_free_at_s is not None:
+                    self._arrived_at_s[num_arrived] = heapq.heappop(self._users_free_at_s)
+                self._arrive(num_arrived, now_s)
+                num_arrived += 1
+            if self._num_ended >= next_news:
+                next_news += PROGRESS_EVERY
+                progress(self._num_ended)
+                if self._watch.is_lost():
+                    was_given_up = True
+                    break
+        return self._result(now_s, was_given_up)
+
+    def _next_arrival_s(self, num_arrived: int) -> float:
+        if num_arrived == len(self._offered):
+            return math.inf
+        if self._users_free_at_s is None:
+            return self._arrived_at_s[num_arrived]
+        return self._users_free_at_s[0] if self._users_free_at_s else math.inf
+
+    def _arrive(self, number: int, now_s: float) -> None:
+        request = self._offered[number]
+        cell = self._rng.randrange(len(self._cores)) if len(self._cores) > 1 else 0
+        core = self._cores[cell]
+        asked = SchedulingRequest(str(number), None, request.prompt_tokens, request.output_tokens)
+        if core.submit(asked, now_s) is None:
+            self._dispatch(core, now_s, set())
+            if core.num_waiting and cell not in self._ticking:
+                self._ticking.add(cell)
+                heapq.heappush(self._due, (now_s + EXPIRY_TICK_S, -cell - 1))
+        else:
+            self._refuse(number, now_s)
+
+    def _dispatch(self, core: SchedulerCore, now_s: float, idle: set[int]) -> None:
+        """Place who can be placed; then all replicas that do nothing begin, so that whoever came now shares a step.
+
+        Args:
+            idle: replicas that have just ended a stretch.
+        """
+        for grant in core.dispatch(now_s):
+            number = int(grant.lease.request_id)
+            place = self._number_of[grant.replica.replica_id]
+            replica = self._replicas[place]
+            request = self._offered[number]
+            self._granted_at_s[number] = now_s
+            self._num_served[place] += 1
+            ends_at_s = replica.ends_at_s
+            replica.join(
+                SimulatedSequence(number, request.prompt_tokens, request.output_tokens, request.kind), now_s
+            )
+            if ends_at_s is None:
+                idle.add(place)
+            elif replica.ends_at_s is not None and replica.ends_at_s < ends_at_s:
+                heapq.heappush(self._due, (replica.ends_at_s, place))
+        for place in idle:
+            self._start(place, now_s)
+
+    def _start(self, place: int, now_s: float) -> None:
+        if (ends_at_s := self._replicas[place].start(now_s)) is not None:
+            heapq.heappush(self._due, (ends_at_s, place))
+
+    def _end_stretch(self, place: int, now_s: float) -> None:
+        core = self._core_of[place]
+        first_tokens, finished = self._replicas[place].end()
+        for sequence in first_tokens:
+            self._first_at_s[sequence.number] = now_s
+        for sequence in finished:
+            self._held_s[place] += now_s - self._granted_at_s[sequence.number]
+            self._finish(core, sequence, now_s)
+        if core.num_waiting:
+            self._dispatch(core, now_s, {place})
+        else:
+            self._start(place, now_s)
+
+    def _finish(self, core: SchedulerCore, sequence: SimulatedSequence, now_s: float) -> None:
+        number = sequence.number
+        arrived_at_s = self._arrived_at_s[number]
+        first_at_s = self._first_at_s[number]
+        self._ttft_s[number] = first_at_s - arrived_at_s
+        self._e2e_s[number] = now_s - arrived_at_s
+        more = sequence.output_tokens - 1
+        self._tpot_s[number] = (now_s - first_at_s) / more if more else 0.0
+        first_token_s = first_at_s - self._granted_at_s[number]
+        core.release(
+            str(number), now_s, RequestEnd(ReplicaVerdict.HEALTHY, first_token_s, sequence.output_tokens)
+        )
+        self._note(number, now_s)
+
+    def _refuse(self, number: int, now_s: float) -> None:
+        self._num_refused += 1
+        self._note(number, now_s)
+
+    def _note(self, number: int, now_s: float) -> None:
+        if self._users_free_at_s is not None:
+            heapq.heappush(self._users_free_at_s, now_s)
+        self._ended[number] = 1
+        self._num_ended += 1
+        self._watch.ended(self._ttft_s[number], self._tpot_s[number], self._e2e_s[number])
+
+    def _tick(self, cell: int, now_s: float) -> None:
+        core = self._cores[cell]
+        for waiting, _ in core.expire(now_s):
+            self._refuse(int(waiting.request.request_id), now_s)
+        if core.num_waiting:
+            heapq.heappush(self._due, (now_s + EXPIRY_TICK_S, -cell - 1))
+        else:
+            self._ticking.discard(cell)
+
+    def _result(self, now_s: float, was_given_up: bool) -> PlannedRun:
+        return PlannedRun(
+            np.array(self._ttft_s),
+            np.array(self._tpot_s),
+            np.array(self._e2e_s),
+            np.array([request.output_tokens for request in self._offered], dtype=np.int64),
+            np.frombuffer(self._ended, dtype=np.bool_),
+            self._num_refused,
+            now_s,
+            was_given_up,
+            tuple(self._use(place, now_s or math.inf) for place in range(len(self._replicas))),
+        )
+
+    def _use(self, place: int, lasted_s: float) -> ReplicaUse:
+        lane, replica = self._lanes[place], self._replicas[place]
+        return ReplicaUse(
+            lane.name,
+            replica.busy_s / lasted_s,
+            self._held_s[place] / (lasted_s * lane.max_num_seqs),
+            replica.num_steps,
+            self._num_served[place],
+        )
+
+
+def _replica_info(lane: LaneModel, number: int) -> ReplicaInfo:
+    replica_id = f"{lane.name}-{number}"
+    drafts = any(lane.drafts_by_batch)
+    return ReplicaInfo(
+        replica_id=replica_id,
+        lane=lane.name,
+        strategy=Strategy.SPECULATIVE if drafts else Strategy.BATCHED,
+        url=f"http://{replica_id}.invalid",
+        max_running=lane.max_num_seqs,
+        takes_unpinned=True,
+    )

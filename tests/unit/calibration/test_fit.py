@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.calibration.fit import StepPoint, fit_draft_cost, fit_linear, fit_roofline
+from serving.core.speculation.step_time import DraftCost, LinearStepTime, RooflineStepTime, StepTime
+
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128)
+CONTEXTS = (0, 200, 1000)
+LINEAR = LinearStepTime(fixed_s=0.020, token_s=0.0008, kv_token_s=4e-7)
+DRAFT = DraftCost(step_s=0.003, pass_s=0.001, pass_sequence_s=0.0004)
+
+
+def steps(form: StepTime, noise: float = 0.0, seed: int = 1) -> list[StepPoint]:
+    rng = random.Random(seed)
+    return [
+        StepPoint(tokens, tokens * context, form.step_s(tokens, tokens * context) * rng.gauss(1, noise))
+        for tokens in TOKENS
+        for context in CONTEXTS
+    ]
+
+
+@given(
+    st.builds(
+        LinearStepTime,
+        st.floats(1e-3, 0.2),
+        st.one_of(st.just(0.0), st.floats(1e-5, 0.01)),
+        st.one_of(st.just(0.0), st.floats(1e-7, 1e-5)),
+    )
+)
+def test_a_speculation_step_time_is_found_again(form: LinearStepTime) -> None:
+    fit = fit_linear(steps(form))
+    assert fit.residuals.max_share < 1e-6
+    assert fit.form.fixed_s == pytest.approx(form.fixed_s, rel=1e-3)
+    assert fit.form.token_s == pytest.approx(form.token_s, rel=1e-3, abs=1e-8)
+    assert fit.form.kv_token_s == pytest.approx(form.kv_token_s, rel=1e-3, abs=1e-11)
+
+
+def test_the_linear_fit_holds_against_steps_that_were_held_up() -> None:
+    points = steps(LINEAR, noise=0.02)
+    for place in (3, 9, 15, 20):  # four of 24 took three times as long
+        points[place] = StepPoint(points[place].tokens, points[place].kv_tokens, 3 * points[place].seconds)
+    fit = fit_linear(points)
+    assert fit.form.fixed_s == pytest.approx(LINEAR.fixed_s, rel=0.05)
+    assert fit.form.token_s == pytest.approx(LINEAR.token_s, rel=0.1)
+    assert fit.residuals.num_points == 24
+    assert fit.residuals.num_outliers >= 4
+    assert fit.residuals.median_share < 0.04
+    assert fit.residuals.max_share == pytest.approx(2 / 3, abs=0.05)
+
+
+def test_no_coefficient_of_a_fit_is_negative() -> None:
+    # Wider steps that take less time: noise, and not what a token gives back.
+    points = [
+        StepPoint(tokens, 10 * context, 0.02 - 1e-5 * tokens) for tokens in TOKENS for context in CONTEXTS
+    ]
+    form = fit_linear(points).form
+    assert form.token_s == 0
+    assert form.fixed_s == pytest.approx(0.02, rel=0.05)
+
+
+def test_steps_without_kv_are_fitted_without_it() -> None:
+    points = [StepPoint(tokens, 0, LINEAR.step_s(tokens, 0)) for tokens in TOKENS]
+    assert fit_linear(points).form.kv_token_s == 0
+    assert fit_linear(points).form.token_s == pytest.approx(LINEAR.token_s)
+
+
+@pytest.mark.parametrize("knee", [3.0, 20.0, 70.0])
+def test_the_roofline_s_knee_is_found_again(knee: float) -> None:
+    form = RooflineStepTime(read_s=0.02, token_s=0.02 / knee, kv_token_s=2e-7)
+    fit = fit_roofline(steps(form, noise=0.01))
+    assert fit.form.knee_tokens == pytest.approx(knee, rel=0.1)
+    assert fit.form.read_s == pytest.approx(form.read_s, rel=0.03)
+    assert fit.form.kv_token_s == pytest.approx(form.kv_token_s, rel=0.1)
+
+
+def test_each_form_fits_what_was_made_by_it_better() -> None:
+    roofline = RooflineStepTime(read_s=0.02, token_s=0.001, kv_token_s=2e-7)
+    for form, own, other in ((LINEAR, fit_linear, fit_roofline), (roofline, fit_roofline, fit_linear)):
+        points = steps(form, noise=0.002)
+        assert own(points).residuals.p95_share < other(points).residuals.p95_share
+
+
+def test_the_cost_of_speculation_drafts_is_what_steps_take_longer() -> None:
+    points = [
+        StepPoint(
+            batch * (k + 1),
+            batch * 100,
+            LINEAR.step_s(batch * (k + 1), batch * 100) + DRAFT.draft_s(k, batch),
+            k,
+            batch,
+        )
+        for batch in (1, 4, 8)
+        for k in (1, 3, 5)
+    ]
+    fit = fit_draft_cost(points, LINEAR)
+    assert fit.residuals.max_share < 1e-6
+    assert fit.form.step_s == pytest.approx(DRAFT.step_s, rel=1e-3)
+    assert fit.form.pass_s == pytest.approx(DRAFT.pass_s, rel=1e-3)
+    assert fit.form.pass_sequence_s == pytest.approx(DRAFT.pass_sequence_s, rel=1e-3)
+    # Of one k alone, the sum at that k is all that is known.
+    of_3 = fit_draft_cost([point for point in points if point.num_drafts == 3], LINEAR).form
+    assert of_3.step_s == 0
+    assert of_3.draft_s(3, 4) == pytest.approx(DRAFT.draft_s(3, 4), rel=1e-3)
+
+
+def test_points_that_say_too_little_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 steps without drafts were measured; a fit needs 4"):
+        fit_linear(steps(LINEAR)[:3])
+    alike = [StepPoint(8, 800, 0.03)] * 6
+    with pytest.raises(ValueError, match="too much alike"):
+        fit_linear(alike)
+    one_context = [StepPoint(tokens, 100 * tokens, 0.02 + 0.001 * tokens) for tokens in TOKENS]
+    with pytest.raises(ValueError, match="several lengths of context"):
+        fit_roofline(one_context)
+    with pytest.raises(ValueError, match="no step with drafts"):
+        fit_draft_cost(steps(LINEAR), LINEAR)
+
+
+@pytest.mark.parametrize("values", [(0, 0, 0.1), (1, -1, 0.1), (1, 0, 0), (1, 0, float("nan"))])
+def test_what_is_no_step_is_refused(values: tuple[float, float, float]) -> None:
+    with pytest.raises(ValueError, match="is none"):
+        StepPoint(*values)

@@ -1,0 +1,90 @@
+"""A run that was made by simulation itself comes out as it was measured."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from loadtest.client.record import RequestRecord
+from loadtest.simulate.__main__ import main
+from loadtest.simulate.against import FIGURES, compare_with_run
+from loadtest.simulate.lanes import TextMix, candidates
+from loadtest.simulate.offered import mean_lengths
+from serving.calibration.profile import save
+from serving.config import SchedulerConfig
+from serving.simulation.planned_lab import Offered, PlannedLab
+from tests.unit.loadtest.runs import record, run_file, stage_run, write_whole_run
+from tests.unit.loadtest.simulate.profiles import profile
+
+USERS = 4
+
+
+def records_of(lane: str, slower: float = 1.0) -> list[RequestRecord]:
+    """What a closed loop of the profile's own lane would have measured; `slower` stretches its times."""
+    rng = random.Random(4)
+    offered = [Offered(0.0, 100, rng.randint(5, 60)) for _ in range(200)]
+    candidate = candidates(profile(), (lane,), TextMix(("copy",), (1.0,)), mean_lengths(offered))[0]
+    run = PlannedLab(SchedulerConfig(), [(candidate.model, 1)], offered, num_users=USERS, seed=11).run()
+    free_at_s = [0.0] * USERS
+    records = []
+    for number, request in enumerate(offered):
+        at_s = min(free_at_s)
+        free_at_s[free_at_s.index(at_s)] = at_s + slower * float(run.e2e_s[number])
+        records.append(
+            record(
+                lane,
+                USERS,
+                number,
+                scheduled_at_s=at_s,
+                ttft_s=slower * float(run.ttft_s[number]),
+                gap_s=slower * float(run.tpot_s[number]),
+                chunks=request.output_tokens,
+            )
+        )
+    return records
+
+
+def written(directory: Path, records: list[RequestRecord]) -> Path:
+    directory.mkdir()
+    write_whole_run(directory, run_file([stage_run(records)]), records)
+    return directory
+
+
+@pytest.mark.parametrize("lane", ["batched", "speculative"])
+def test_what_the_profile_says_is_what_was_measured(lane: str, tmp_path: Path) -> None:
+    directory = written(tmp_path / "run", records_of(lane))
+    (compared,) = compare_with_run(directory, profile(), SchedulerConfig(), lambda _: None, seed=0)
+    assert (compared.lane, compared.workload, compared.load) == (lane, "copy", "4 users")
+    assert (compared.num_requests, compared.num_left_out) == (200, 0)
+    for figure in FIGURES:
+        assert compared.error(figure) == pytest.approx(0, abs=0.05), figure
+
+
+def test_a_machine_that_was_slower_is_an_error_below_0(tmp_path: Path) -> None:
+    directory = written(tmp_path / "run", records_of("batched", slower=2.0))
+    (compared,) = compare_with_run(directory, profile(), SchedulerConfig(), lambda _: None, seed=0)
+    assert compared.error("tpot_p50_s") == pytest.approx(-0.5, abs=0.03)
+    assert compared.error("output_tokens_per_s") == pytest.approx(1.0, abs=0.1)
+
+
+def test_the_verb_shows_errors_and_writes_them(tmp_path: Path) -> None:
+    directory = written(tmp_path / "run", records_of("batched"))
+    save(profile(), tmp_path / "profile.json")
+    options = ["--profile", str(tmp_path / "profile.json"), "--runs-dir", str(tmp_path / "runs")]
+    done = CliRunner().invoke(main, [*options, "--against", str(directory)])
+    assert done.exit_code == 0, done.output
+    assert "TPOT p50: error" in done.output
+    assert "within 15% in 1 of 1" in done.output
+    assert (tmp_path / "runs" / "latest" / "simulate-against.json").is_file()
+    missing = CliRunner().invoke(main, [*options, "--against", str(tmp_path / "none")])
+    assert missing.exit_code == 2
+    assert "none/run.json" in missing.output.replace("\n", "")
+
+
+def test_a_run_without_lanes_of_the_profile_is_refused(tmp_path: Path) -> None:
+    few = records_of("batched")[:4]
+    with pytest.raises(ValueError, match="no stage of batched, speculative with 5 completed requests"):
+        compare_with_run(written(tmp_path / "run", few), profile(), SchedulerConfig(), lambda _: None, seed=0)
