@@ -189,6 +189,18 @@ def test_the_default_lab_has_the_three_lanes_it_promises() -> None:
             "keys and values",
         ),
         (
+            "model: {path: /models/other}\n" + SPECULATIVE % "method: eagle3, model: auto",
+            "lab.yaml: (top): lanes[fast].speculation.model = 'auto' is an eagle3 head for the default model; "
+            "method=eagle3, "
+            "model.path='/models/other'",
+        ),
+        (
+            SPECULATIVE % "method: eagle, model: auto",
+            "lab.yaml: (top): lanes[fast].speculation.model = 'auto' is an eagle3 head for the default model; "
+            "method=eagle, "
+            "model.path='auto'",
+        ),
+        (
             "lanes:\n  - {name: a, strategy: batched, engine: simulated, simulated: {}, engine_args: {seed: 1}}\n",
             "lab.yaml: lanes[a]: engine_args are options of `vllm serve`; engine=simulated",
         ),

@@ -11,11 +11,19 @@ from typing import Any
 
 import pytest
 
+from serving import model_store
 from serving.config import LaneConfig, ModelConfig, SimulatedProfile, SpeculationConfig
 from serving.core.errors import ConfigError
 from serving.core.lane import Strategy
 from serving.engines import vllm
-from serving.engines.vllm import VllmEngine, choose_device, choose_dtype, command_line, environment
+from serving.engines.vllm import (
+    VllmEngine,
+    choose_device,
+    choose_dtype,
+    command_line,
+    environment,
+    speculative_config,
+)
 
 NO_SETS: frozenset[str] = frozenset()
 
@@ -55,6 +63,22 @@ def test_every_setting_reaches_the_command_line() -> None:
 
 def test_the_margin_is_the_schedulers_affair_not_the_engines() -> None:
     assert options(batched(max_num_seqs=7, dispatch_margin=5))["--max-num-seqs"] == ["7"]
+
+
+@pytest.mark.parametrize(
+    ("method", "directory"),
+    [("eagle3", model_store.SHIPPED_HEAD), ("draft_model", model_store.default_model_path())],
+)
+def test_an_automatic_draft_is_named_by_its_directory(method: str, directory: Path) -> None:
+    speculation = SpeculationConfig(method=method, model="auto")
+    assert speculative_config(speculation)["model"] == str(directory)
+
+
+def test_the_head_that_comes_with_tandem_is_a_checkpoint_of_at_most_20_mb() -> None:
+    head = model_store.resolve_draft("eagle3", "auto", "lanes[a].speculation.model")
+    assert model_store.is_prepared(head)
+    assert sum(file.stat().st_size for file in head.iterdir()) <= 20_000_000
+    assert "apache-2.0" in (head / "README.md").read_text()
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
