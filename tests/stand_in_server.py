@@ -77,7 +77,8 @@ class StandInServer:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        self.asked.append((body, dict(request.headers)))
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        self.asked.append((body, headers))
         if request.path not in self.paths or body["model"] not in self.models:
             return web.json_response({"error": {"message": "no such path or model"}}, status=404)
         if refused := [option for option in self.refused if option in body]:

@@ -1,6 +1,6 @@
 """The pages that the lab reads of each replica, for a server that somebody else runs.
 
-Its metrics go through here, so that nobody but the lab needs its key. Its steps cannot be seen: recordings have none.
+Its metrics go through here, so that only the lab needs its key. Its steps cannot be seen: recordings have none.
 """
 
 from __future__ import annotations

@@ -122,13 +122,16 @@ async def test_a_server_that_is_not_there_yet_is_waited_for() -> None:
 
 
 async def test_the_next_scheduler_hears_of_it_too() -> None:
-    async with control_plane() as plane, serving(StandInServer()) as server:
-        async with attached(plane, server.url, "http://127.0.0.1:1"):
-            await until(lambda: len(there(plane)) == 1 and len(away(plane)) == 1)
-            before = there(plane)
-            await plane.stop()
-            await plane.start()
-            await until(lambda: there(plane) == before and len(away(plane)) == 1)
+    async with (
+        control_plane() as plane,
+        serving(StandInServer()) as server,
+        attached(plane, server.url, "http://127.0.0.1:1"),
+    ):
+        await until(lambda: len(there(plane)) == 1 and len(away(plane)) == 1)
+        before = there(plane)
+        await plane.stop()
+        await plane.start()
+        await until(lambda: there(plane) == before and len(away(plane)) == 1)
 
 
 async def test_its_page_gives_the_server_s_metrics_with_the_lab_s_key(
@@ -136,18 +139,22 @@ async def test_its_page_gives_the_server_s_metrics_with_the_lab_s_key(
 ) -> None:
     monkeypatch.setenv("THEIR_KEY", "a-key-of-theirs-1")
     server = StandInServer(key="a-key-of-theirs-1")
-    async with control_plane() as plane, serving(server), aiohttp.ClientSession() as http:
-        async with attached(plane, server.url, api_key_env="THEIR_KEY"):
-            await until(lambda: len(there(plane)) == 1)
-            url = plane.lane("batched")["replicas"][0]["url"]
-            async with http.get(f"{url}/metrics") as answer:
-                assert await answer.text() == "their_requests_total 7.0\n"
-            async with http.get(f"{url}/health") as answer:
-                assert answer.status == 200
-            async with http.post(f"{url}/tandem/trace/start?seconds=5") as answer:
-                recording = (await answer.json())["recording"]
-            async with http.post(f"{url}/tandem/trace/stop?recording={recording}") as answer:
-                assert answer.status == 200
-            server.has_metrics = False
-            async with http.get(f"{url}/metrics") as answer:
-                assert (answer.status, await answer.text()) == (200, "")
+    async with (
+        control_plane() as plane,
+        serving(server),
+        aiohttp.ClientSession() as http,
+        attached(plane, server.url, api_key_env="THEIR_KEY"),
+    ):
+        await until(lambda: len(there(plane)) == 1)
+        url = plane.lane("batched")["replicas"][0]["url"]
+        async with http.get(f"{url}/metrics") as answer:
+            assert await answer.text() == "their_requests_total 7.0\n"
+        async with http.get(f"{url}/health") as answer:
+            assert answer.status == 200
+        async with http.post(f"{url}/tandem/trace/start?seconds=5") as answer:
+            recording = (await answer.json())["recording"]
+        async with http.post(f"{url}/tandem/trace/stop?recording={recording}") as answer:
+            assert answer.status == 200
+        server.has_metrics = False
+        async with http.get(f"{url}/metrics") as answer:
+            assert (answer.status, await answer.text()) == (200, "")
