@@ -46,7 +46,7 @@ KEYS_OF_OWN_ENGINES = frozenset(
     }
 )
 KEYS_OF_SERVERS = frozenset({"urls", "api_key_env", "served_model", "health", "metrics"})
-ServerPath = Annotated[str, Field(pattern=r"^/[!-~]*$", max_length=1024)]
+SERVER_PATH = r"^/[!-~]*$"
 # As a browser sends it: scheme, host and port, no path.
 ORIGIN = re.compile(r"https?://[a-z0-9.\-\[\]:]{1,253}")
 MAX_NODES = 100_000  # scalars, lists and mappings of a file, aliases written out
@@ -322,8 +322,10 @@ class LaneConfig(_Settings):
     urls: Annotated[tuple[str, ...], Strict(False)] = ()
     api_key_env: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)
     served_model: str | None = Field(None, min_length=1, max_length=1024)  # None: the only one it serves
-    health: ServerPath | None = None  # None: /health, or /v1/models where there is none
-    metrics: ServerPath = "/metrics"
+    health: str | None = Field(
+        None, pattern=SERVER_PATH, max_length=1024
+    )  # None: /health, or /v1/models where there is none
+    metrics: str = Field("/metrics", pattern=SERVER_PATH, max_length=1024)
 
     @field_validator("urls")
     @classmethod

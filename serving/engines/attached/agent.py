@@ -16,7 +16,7 @@ from serving.core.errors import TandemError
 from serving.core.lane import ReplicaInfo
 from serving.engines.attached.page import agent_page
 from serving.engines.attached.server import Examined, ServerClient, ServerError
-from serving.engines.steps.log import StepLog
+from serving.engines.steps.log import StepLog, StepWriter
 from serving.engines.steps.recorder import ReplicaLabels, StepRecorder
 from serving.http_server import serve_app
 from serving.scheduler.channel import keep_connected, listen
@@ -49,6 +49,8 @@ class ServerAgent:
         self._client = ServerClient(lane, url)
         self._channel: asyncio.Task[None] | None = None
         self._step_log = StepLog()
+        # Without a writer a recording is refused, and with it that of the whole lab; this one never writes.
+        self._step_writer = StepWriter(self._step_log.path)
         self._server: uvicorn.Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self._living: asyncio.Task[None] | None = None
@@ -158,6 +160,7 @@ class ServerAgent:
             self._server.should_exit = self._server.force_exit = True
             await asyncio.wait([self._serving], timeout=1)
         await self._client.__aexit__(None, None, None)
+        self._step_writer.close()
         self._step_log.close()
 
 
