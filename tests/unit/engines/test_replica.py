@@ -164,7 +164,7 @@ async def test_one_of_another_release_says_so_once_and_joins_when_the_right_sche
         assert plane.service.replicas() == []
         (said,) = [record.getMessage() for record in caplog.records if record.name == channel_module.__name__]
         assert "replica_hello of control protocol 3, but this scheduler" in said
-        assert "speaks 3: start all from one release; trying again every 0.01 s" in said
+        assert "speaks 4: start all from one release; trying again every 0.01 s" in said
         monkeypatch.setattr(protocol, "PROTOCOL_VERSION", 3)
         await until(lambda: plane.is_ready("b-1"))
         await replica.close()
