@@ -21,6 +21,8 @@ class StandInServer:
 
     Attributes:
         key: without it in a request, all but its health is answered 401.
+        keeps_min_tokens, keeps_ignore_eos, keeps_cache_salt: whether these options do anything.
+        metrics: its page; None for a server without.
         health_status: of `/health`; 404 for a server without.
         hangs: answers nothing any more.
         refused: options that are answered 400.
@@ -30,13 +32,16 @@ class StandInServer:
     models: list[str] = field(default_factory=lambda: ["theirs/model-1"])
     key: str | None = None
     health_status: int = 200
-    has_metrics: bool = True
+    metrics: str | None = "# HELP x\nvllm:num_requests_running 7.0\n"
     hangs: bool = False
     gives_usage: bool = True
     keeps_min_tokens: bool = True
+    keeps_ignore_eos: bool = True
+    keeps_cache_salt: bool = True
     refused: tuple[str, ...] = ()
     paths: tuple[str, ...] = ("/v1/chat/completions", "/v1/completions")
     asked: list[tuple[dict[str, Any], dict[str, str]]] = field(default_factory=list)
+    cached: list[tuple[Any, ...]] = field(default_factory=list)
     port: int = 0
 
     @property
@@ -71,9 +76,7 @@ class StandInServer:
         return web.json_response({"object": "list", "data": data})
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        if not self.has_metrics:
-            return web.Response(status=404)
-        return web.Response(text="their_requests_total 7.0\n")
+        return web.Response(status=404) if self.metrics is None else web.Response(text=self.metrics)
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -83,9 +86,19 @@ class StandInServer:
             return web.json_response({"error": {"message": "no such path or model"}}, status=404)
         if refused := [option for option in self.refused if option in body]:
             return web.json_response({"error": {"message": f"unknown field {refused[0]}"}}, status=400)
+        longest = body.get("max_tokens", 16)
         wanted = body.get("min_tokens", 0) if self.keeps_min_tokens else 0
-        num_tokens = min(body.get("max_tokens", 16), max(NATURAL_TOKENS, wanted))
-        usage = {"prompt_tokens": 4, "completion_tokens": num_tokens, "total_tokens": 4 + num_tokens}
+        if self.keeps_ignore_eos and body.get("ignore_eos"):
+            wanted = longest
+        num_tokens = min(longest, max(NATURAL_TOKENS, wanted))
+        usage: dict[str, Any] = {
+            "prompt_tokens": 4,
+            "completion_tokens": num_tokens,
+            "total_tokens": 4 + num_tokens,
+        }
+        prompt = (body.get("messages"), body.get("prompt"), self.keeps_cache_salt and body.get("cache_salt"))
+        usage["prompt_tokens_details"] = {"cached_tokens": 3 if prompt in self.cached else 0}
+        self.cached.append(prompt)
         is_chat = "chat" in request.path
         if not body.get("stream"):
             text = "word " * num_tokens

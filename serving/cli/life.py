@@ -52,6 +52,9 @@ DEMO_FLAGS = ("--concurrency", "1,4,8", "--repeats", "3", "--output-tokens", "24
 )
 @click.option("--host", help="Address the gateway listens on, instead of the config's gateway.host.")
 @click.option(
+    "--port", type=click.IntRange(1, 65535), help="Port of the gateway, instead of the config's gateway.port."
+)
+@click.option(
     "--address",
     metavar="auto|HOST:PORT",
     help="Deploy on the Ray cluster that runs there, instead of starting Ray on this machine.",
@@ -72,6 +75,7 @@ def up(
     detach: bool,
     timeout_s: float,
     host: str | None,
+    port: int | None,
     address: str | None,
     attached_urls: tuple[str, ...],
     api_key_env: str | None,
@@ -102,6 +106,8 @@ def up(
         if not host:
             raise click.BadParameter("must not be empty: that would be every address", param_hint="--host")
         lab = lab.model_copy(update={"gateway": lab.gateway.model_copy(update={"host": host})})
+    if port is not None:
+        lab = lab.model_copy(update={"gateway": lab.gateway.model_copy(update={"port": port})})
     if address is not None:
         _need_cluster(address)
     if run_id is None:
@@ -115,9 +121,9 @@ def up(
     if detach:
         options = [
             part
-            for name, given in (("--host", host), ("--address", address))
+            for name, given in (("--host", host), ("--port", port), ("--address", address))
             if given
-            for part in (name, given)
+            for part in (name, str(given))
         ]
         _up_detached(lab, path, timeout_s, options)
     else:

@@ -16,6 +16,9 @@ from serving.gateway.openai_request import RoutedRequest
 from serving.scheduler.protocol import Granted
 
 NOT_THE_CLIENT = (401, 403, 404)  # the lab chose key, path and model
+# Nobody knows when such a server closes a connection that it keeps: llama.cpp does it right after a stream, others
+# after some seconds. A request on one that closes is lost, and whether it was begun is not known.
+ONCE = {"connection": "close"}
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
@@ -37,7 +40,7 @@ class ServerKeys:
     """The keys that the lab shows to attached servers, by lane."""
 
     def __init__(self, keys: Mapping[str, str]) -> None:
-        self._headers = {lane: {"authorization": f"Bearer {key}"} for lane, key in keys.items()}
+        self._headers = {lane: {"authorization": f"Bearer {key}"} | ONCE for lane, key in keys.items()}
 
     @classmethod
     def of(cls, lanes: Iterable[LaneConfig], environment: Mapping[str, str] = os.environ) -> ServerKeys:
@@ -56,7 +59,7 @@ class ServerKeys:
         """The request for the replica that was granted."""
         if (server := granted.server) is None:
             return Post(granted.url, request.body, {})
-        return Post(server.url, body_for(server, request), self._headers.get(granted.lane, {}))
+        return Post(server.url, body_for(server, request), self._headers.get(granted.lane, ONCE))
 
 
 def body_for(server: AttachedServer, request: RoutedRequest) -> bytes:

@@ -17,8 +17,7 @@ from serving.core.engine_paths import NOT_BEGUN_HEADER
 from serving.core.errors import Reason, UpstreamError
 from serving.gateway.client_response import ClientStalledError
 
-# Less than a server keeps one open: a replica 60 s (`serving/http_server.py`), uvicorn and llama.cpp alone 5 s.
-IDLE_CONNECTION_S = 4.0
+IDLE_CONNECTION_S = 15.0  # less than a replica keeps one open (`serving/http_server.py`)
 HEALTH_PATH = "/health"
 MAX_KEPT_BYTES = 256 * 1024  # received and not yet taken; above it the replica has to wait
 
@@ -373,7 +372,7 @@ class UpstreamClient:
         """Send a request; leaving the block before the answer's end closes the connection: the generation stops.
 
         Args:
-            carried: further headers.
+            carried: further headers; with `connection: close` it has a connection of its own.
             is_stream: events are wanted, so a first byte comes long before the whole answer.
 
         Raises:
@@ -402,6 +401,7 @@ class UpstreamClient:
         self, method: str, url: str, headers: Mapping[str, str], body: bytes, *, is_stream: bool
     ) -> AsyncIterator[UpstreamAnswer]:
         host, port, is_tls, path, authority = _parts(url)
+        is_kept = headers.get("connection") != "close"
         connection = await self._connect(host, port, is_tls, url)
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         head = f"{method} {path} HTTP/1.1\r\nhost: {authority}\r\n{lines}\r\n"
@@ -412,7 +412,7 @@ class UpstreamClient:
             yield answer
         finally:
             answer.finish()
-            if connection.is_free():
+            if is_kept and connection.is_free():
                 connection.resume()
                 connection.free_since_s = asyncio.get_running_loop().time()
                 self._free.setdefault((host, port, is_tls), {})[connection] = None

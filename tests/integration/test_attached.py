@@ -16,7 +16,7 @@ from tests.stand_in_server import StandInServer, serving_in_thread
 KEY = "a-key-of-theirs-1"
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 GOOD = StandInServer(key=KEY)
-BARE = StandInServer(gives_usage=False, health_status=404, refused=("stream_options",), has_metrics=False)
+BARE = StandInServer(gives_usage=False, health_status=404, refused=("stream_options",), metrics=None)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_what_was_found_out_is_said_and_the_key_is_not(attached: RunningLab) -> 
     pages = [httpx.get(f"{attached.url}{path}").text for path in ("/lab", "/scheduler", "/targets")]
     for target in attached.get("/targets"):
         pages += [httpx.get(f"http://{address}/metrics").text for address in target["targets"]]
-    assert any("their_requests_total" in page for page in pages)
+    assert any("vllm:num_requests_running 7" in page for page in pages)
     assert not any(KEY in page for page in [*pages, shown])
 
 

@@ -27,7 +27,7 @@ HEALTH_PERIOD_S = 1.0
 HEALTH_FAILURES = 2  # in a row; one may be a moment in which the server had no time for it
 LOOKS_A_MODEL = 15  # health checks between two looks at what it serves, and whether our key still opens it
 RETRY_S = 2.0
-FIRST_LOOK_S = 30.0  # how long a start waits for each server's first examination
+FIRST_LOOK_S = 120.0  # how long a start waits for each server's first examination
 DISTINCT_BYTES = 4
 SchedulerAddress = Callable[[], Awaitable[str]]
 
@@ -68,7 +68,8 @@ class ServerAgent:
 
     async def run(self) -> None:
         """For ever: examine, offer, watch; while it cannot serve, say why and examine again."""
-        said: str | None = None
+        said = "not examined yet"
+        await self._say(AbsentHello(self._lane.name, self._url, said))
         while True:
             try:
                 found = await self._client.examine()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import secrets
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -19,18 +21,21 @@ from serving.core.sse import EventSplitter, parse_event
 LOOK_TIMEOUT_S = 5.0
 TRY_TIMEOUT_S = 120.0  # of a generation of `TRY_TOKENS`, on a server that may have others
 MAX_PAGE_BYTES = 16 * 1024 * 1024
-TRY_TOKENS = 8
+TRY_TOKENS = 24  # more than the natural answer to `QUESTION` has
+CACHED_TOKENS = re.compile(rb'"cached_tokens": ?(\d+)')
 NOT_THERE = (404, 405, 501)
 DEFAULT_HEALTH, MODELS, VERSION = "/health", "/v1/models", "/version"
-# Its natural answer is shorter than `TRY_TOKENS`, so only a server that knows `min_tokens` goes on.
+# A server that goes on beyond its natural answer knows `min_tokens`.
 QUESTION = "Answer with one word: what is the capital of France?"
 TRIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": QUESTION}]},
     "/v1/completions": {"prompt": QUESTION},
 }
-# What the load tool asks for, beside usage.
+# What the load tool asks for.
 ENGINE_OPTIONS = {"min_tokens": TRY_TOKENS, "ignore_eos": True, "cache_salt": "tandem"}
 USAGE_OPTIONS = {"stream_options": {"include_usage": True}}
+ALL_OPTIONS = USAGE_OPTIONS | ENGINE_OPTIONS
+VLLM_PREFIX = b"\nvllm:"  # of the names that dashboards and reports read
 
 
 class ServerError(TandemError):
@@ -72,12 +77,18 @@ class Examined:
 
 @dataclass(frozen=True, slots=True)
 class TriedStream:
-    """What came of a stream: its status and how a refusal begins, whether it ended well, and its usage."""
+    """What came of a stream: its status and how a refusal begins, whether it ended well, and its usage.
+
+    Attributes:
+        output_tokens: None without usage.
+        cached_tokens: of the prompt, from an earlier request; 0 where the server does not say.
+    """
 
     status: int
     said: str = ""
     is_whole: bool = False
     output_tokens: int | None = None
+    cached_tokens: int = 0
 
 
 class ServerClient:
@@ -94,7 +105,10 @@ class ServerClient:
         self._key_setting = f"lanes[{lane.name}].api_key_env"
         self._key = server_key(lane.api_key_env, self._key_setting)
         headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
-        self._session = aiohttp.ClientSession(headers=headers)
+        # Each question has a connection of its own: llama.cpp promises to keep one, and closes it after a stream.
+        self._session = aiohttp.ClientSession(
+            headers=headers, connector=aiohttp.TCPConnector(force_close=True)
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -174,20 +188,24 @@ class ServerClient:
         lacks, refusals = list(looked.lacks), []
         takes_stream_options: bool | None = None
         for path, prompt in TRIES.items():
-            options, tried = await self._best(path, {"model": looked.served.model} | prompt)
+            body = prompt | {"model": looked.served.model}
+            if takes_stream_options is None:
+                options, tried = await self._best(path, body)
+            else:  # what it takes is known; a token shows whether the path is there
+                tried = await self._try(path, body | (USAGE_OPTIONS if takes_stream_options else {}), 1)
             if not tried.is_whole:
                 refusals.append(f"POST {path} answered {tried.status}: {tried.said}")
-                continue
-            if takes_stream_options is None:
-                takes_stream_options = options is not None and USAGE_OPTIONS.items() <= options.items()
-                lacks += lacks_of(options or {}, tried)
+            elif takes_stream_options is None:
+                takes_stream_options = USAGE_OPTIONS.items() <= options.items()
+                again = tried
+                if options == ALL_OPTIONS:
+                    # `min_tokens` without `ignore_eos`, and the same prompt under a salt that is new.
+                    other = {"min_tokens": TRY_TOKENS, "cache_salt": secrets.token_hex(8)}
+                    again = await self._try(path, body | USAGE_OPTIONS | other)
+                lacks += lacks_of(options, tried, again)
         if takes_stream_options is None:
             raise ServerError("; ".join(refusals))
-        status, _ = await self.get(self._lane.metrics)
-        if status != 200:
-            refusals.append(
-                f"GET {self._lane.metrics} answered {status}: dashboards have no figure of its own"
-            )
+        lacks += await self._metrics_lacks()
         server = AttachedServer(self.url, looked.served.model, takes_stream_options)
         version = f"{looked.served.owner} {await self._version()}".strip()
         facts = EngineFacts(
@@ -195,30 +213,39 @@ class ServerClient:
         )
         return Examined(looked.health, server, facts)
 
-    async def _best(self, path: str, body: dict[str, Any]) -> tuple[dict[str, Any] | None, TriedStream]:
-        """The first stream that is answered well, of those with more options and those with fewer."""
+    async def _metrics_lacks(self) -> list[str]:
+        status, body = await self.get(self._lane.metrics)
+        if status == 200 and VLLM_PREFIX in body:
+            return []
+        what = "has none of vLLM's names" if status == 200 else f"answered {status}"
+        return [f"GET {self._lane.metrics} {what}: dashboards show no figure of its own"]
+
+    async def _best(self, path: str, body: dict[str, Any]) -> tuple[dict[str, Any], TriedStream]:
+        """The first stream that is answered well, of those with ever fewer options; else the last."""
         tried = TriedStream(0)
-        for options in (USAGE_OPTIONS | ENGINE_OPTIONS, USAGE_OPTIONS, ENGINE_OPTIONS, {}):
+        for options in (ALL_OPTIONS, USAGE_OPTIONS, ENGINE_OPTIONS, {}):
             tried = await self._try(path, body | options)
             if tried.is_whole:
                 return options, tried
             if tried.status in NOT_THERE:
                 break
-        return None, tried
+        return {}, tried
 
-    async def _try(self, path: str, body: dict[str, Any]) -> TriedStream:
-        asked = body | {"max_tokens": TRY_TOKENS, "temperature": 0, "stream": True}
+    async def _try(self, path: str, body: dict[str, Any], num_tokens: int = TRY_TOKENS) -> TriedStream:
+        asked = body | {"max_tokens": num_tokens, "temperature": 0, "stream": True}
         status, answer = await self._ask("POST", path, asked, TRY_TIMEOUT_S)
         if why := self._refused(status):
             raise ServerError(why)
         if status != 200:
             return TriedStream(status, self._quoted(answer))
-        events = [parse_event(event) for event in EventSplitter().feed(answer + b"\n\n")]
+        raw = EventSplitter().feed(answer + b"\n\n")
+        events = [parse_event(event) for event in raw]
         error = next((event.error for event in events if event.error), None)
         tokens = [event.output_tokens for event in events if event.output_tokens is not None]
         is_whole = error is None and any(event.is_done or event.finished for event in events)
         said = self._quoted((error or "no whole stream").encode())
-        return TriedStream(status, said, is_whole, tokens[-1] if tokens else None)
+        cached = max(map(_cached_tokens, raw), default=0)
+        return TriedStream(status, said, is_whole, tokens[-1] if tokens else None, cached)
 
     async def _version(self) -> str:
         """What `/version` says, where it is; vLLM has it."""
@@ -279,15 +306,23 @@ def served_models(body: bytes) -> list[Served]:
 
 
 def _length(entry: dict[str, Any]) -> int | None:
-    length = entry.get("max_model_len")
+    meta = entry.get("meta")  # llama.cpp's, with what one of its slots holds
+    length = entry.get("max_model_len") or (meta.get("n_ctx") if isinstance(meta, dict) else None)
     return length if isinstance(length, int) and length > 0 else None
 
 
-def lacks_of(options: dict[str, Any], tried: TriedStream) -> list[str]:
-    """What a server does not do, by a stream that it has answered well.
+def _cached_tokens(event: bytes) -> int:
+    """Tokens of the prompt that the server says it had from an earlier request; 0 where it says nothing."""
+    found = CACHED_TOKENS.search(event)
+    return int(found[1]) if found else 0
+
+
+def lacks_of(options: dict[str, Any], tried: TriedStream, again: TriedStream) -> list[str]:
+    """What a server does not do, by streams that it has answered well.
 
     Args:
         options: those that it took; with more it refused.
+        again: the same prompt without `ignore_eos` and under a salt that is new, where it took all options.
     """
     lacks = []
     if not USAGE_OPTIONS.items() <= options.items():
@@ -296,9 +331,17 @@ def lacks_of(options: dict[str, Any], tried: TriedStream) -> list[str]:
         lacks.append("no usage in streams: their tokens are not counted")
     if not ENGINE_OPTIONS.items() <= options.items():
         lacks.append(f"{', '.join(ENGINE_OPTIONS)} are refused, and `tandem bench` sends them")
-    elif tried.output_tokens is not None and tried.output_tokens < TRY_TOKENS:
-        lacks.append("min_tokens is not kept: answers are shorter than asked for")
+    elif _is_short(tried):
+        lacks.append("neither min_tokens nor ignore_eos is kept: answers are shorter than asked for")
+    elif _is_short(again):
+        lacks.append("min_tokens is not kept without ignore_eos: answers are shorter than asked for")
+    if again.cached_tokens > 0:
+        lacks.append("cache_salt is not kept: a run finds prompts of earlier ones in the server's cache")
     return lacks
+
+
+def _is_short(tried: TriedStream) -> bool:
+    return tried.output_tokens is not None and tried.output_tokens < TRY_TOKENS
 
 
 async def _bounded(content: aiohttp.StreamReader) -> bytes:

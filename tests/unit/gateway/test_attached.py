@@ -40,7 +40,7 @@ def routed(**fields: Any) -> RoutedRequest:
 def test_it_gets_its_own_name_of_the_model_and_the_key() -> None:
     post = KEYS.post(granted(), routed(seed=2**60, temperature=0.10, stream=True))
     assert post.url == "http://a"
-    assert post.headers == {"authorization": "Bearer secret-1"}
+    assert post.headers == {"authorization": "Bearer secret-1", "connection": "close"}
     sent = json.loads(post.body)
     assert sent["model"] == "theirs/model-1"
     assert sent["stream_options"] == {"include_usage": True}

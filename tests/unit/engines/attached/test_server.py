@@ -41,12 +41,15 @@ async def test_a_server_that_can_all_of_it_lacks_nothing() -> None:
     ("kind", "takes_stream_options", "said"),
     [
         ({"gives_usage": False}, True, "no usage in streams"),
-        ({"keeps_min_tokens": False}, True, "min_tokens is not kept"),
+        ({"keeps_min_tokens": False}, True, "min_tokens is not kept without ignore_eos"),
+        ({"keeps_min_tokens": False, "keeps_ignore_eos": False}, True, "neither min_tokens nor ignore_eos"),
+        ({"keeps_cache_salt": False}, True, "cache_salt is not kept"),
         ({"refused": ("cache_salt",)}, True, "min_tokens, ignore_eos, cache_salt are refused"),
         ({"refused": ("stream_options",)}, False, "streams that ask for usage are refused"),
         ({"paths": ("/v1/chat/completions",)}, True, "POST /v1/completions answered 404"),
         ({"paths": ("/v1/completions",)}, True, "POST /v1/chat/completions answered 404"),
-        ({"has_metrics": False}, True, "GET /metrics answered 404"),
+        ({"metrics": None}, True, "GET /metrics answered 404"),
+        ({"metrics": "llamacpp:n_decode_total 7"}, True, "GET /metrics has none of vLLM's names"),
         ({"health_status": 404}, True, "/v1/models is asked instead"),
     ],
 )
