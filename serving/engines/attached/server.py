@@ -268,7 +268,9 @@ class ServerClient:
         except TimeoutError:
             raise ServerError(f"{path} was not answered within {timeout_s:g} s ({self._setting})") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise ServerError(f"cannot be reached: {error} ({self._setting})") from None
+            # aiohttp's own text of a refused connection tells of its settings.
+            why = getattr(error, "strerror", None) or error
+            raise ServerError(f"cannot be reached: {why} ({self._setting})") from None
 
     def _refused(self, status: int) -> str | None:
         """Why a status of no page in particular says that it will not serve us."""
