@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import ssl
 import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -24,6 +26,7 @@ class StandInServer:
         keeps_min_tokens, keeps_ignore_eos, keeps_cache_salt: whether these options do anything.
         metrics: its page; None for a server without.
         health_status: of `/health`; 404 for a server without.
+        certificate: file of its certificate and key; it then speaks https.
         hangs: answers nothing any more.
         refused: options that are answered 400.
         asked: bodies of completions, with their headers.
@@ -31,6 +34,7 @@ class StandInServer:
 
     models: list[str] = field(default_factory=lambda: ["theirs/model-1"])
     key: str | None = None
+    certificate: Path | None = None
     health_status: int = 200
     metrics: str | None = "# HELP x\nvllm:num_requests_running 7.0\n"
     hangs: bool = False
@@ -46,7 +50,14 @@ class StandInServer:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'http' if self.certificate is None else 'https'}://127.0.0.1:{self.port}"
+
+    def tls(self) -> ssl.SSLContext | None:
+        if self.certificate is None:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.certificate)
+        return context
 
     def app(self) -> web.Application:
         @web.middleware
@@ -128,7 +139,9 @@ async def serving(server: StandInServer) -> AsyncIterator[StandInServer]:
     runner = web.AppRunner(server.app(), shutdown_timeout=0.1)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", server.port, reuse_address=True).start()
+        await web.TCPSite(
+            runner, "127.0.0.1", server.port, reuse_address=True, ssl_context=server.tls()
+        ).start()
         server.port = runner.addresses[0][1]
         yield server
     finally:

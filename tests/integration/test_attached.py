@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from tests.certificate import write_certificate
 from tests.running_lab import RunningLab, free_port, running_lab, tandem, wait_until
 from tests.stand_in_server import StandInServer, serving_in_thread
 
@@ -17,22 +20,33 @@ KEY = "a-key-of-theirs-1"
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 GOOD = StandInServer(key=KEY)
 BARE = StandInServer(gives_usage=False, health_status=404, refused=("stream_options",), metrics=None)
+SECURE = StandInServer(key=KEY)
 
 
 @pytest.fixture(scope="module")
-def attached() -> Iterator[RunningLab]:
-    with serving_in_thread(GOOD), serving_in_thread(BARE):
+def ray_dir() -> Iterator[Path]:
+    """Where Ray keeps its logs; sockets lie there too, so that its path must be short."""
+    with tempfile.TemporaryDirectory(prefix="ray-") as directory:
+        yield Path(directory)
+
+
+@pytest.fixture(scope="module")
+def attached(ray_dir: Path) -> Iterator[RunningLab]:
+    SECURE.certificate = write_certificate(ray_dir / "certificate.pem")
+    with serving_in_thread(GOOD), serving_in_thread(BARE), serving_in_thread(SECURE):
         lanes: list[dict[str, Any]] = [
             {"name": "good", "urls": [f"{GOOD.url}/v1", f"http://127.0.0.1:{free_port()}"]},
             {"name": "bare", "urls": [BARE.url], "takes_unpinned": False},
+            {"name": "secure", "urls": [SECURE.url], "takes_unpinned": False},
         ]
-        lanes[0]["api_key_env"] = "THEIR_KEY"
+        lanes[0]["api_key_env"] = lanes[2]["api_key_env"] = "THEIR_KEY"
         config = {
             "model": {"name": "ours", "max_model_len": 512},
             "scheduler": {"breaker_cooldown_s": 0.5},
             "lanes": [lane | {"strategy": "batched", "engine": "openai"} for lane in lanes],
         }
-        with running_lab(config, environment=os.environ | {"THEIR_KEY": KEY}) as started:
+        known = {"THEIR_KEY": KEY, "SSL_CERT_FILE": str(SECURE.certificate), "RAY_TMPDIR": str(ray_dir)}
+        with running_lab(config, environment=os.environ | known) as started:
             yield started
 
 
@@ -113,6 +127,23 @@ def test_a_key_that_is_refused_is_the_lab_s_fault_and_not_the_client_s(attached:
     finally:
         GOOD.key = KEY
     wait_until(lambda: is_there(attached, "good"), "it comes back")
+
+
+def test_https_carries_the_request_and_the_key(attached: RunningLab) -> None:
+    chunks = list(attached.client().chat.completions.create(model="ours:secure", messages=HELLO, stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "word " * 3
+    body, headers = SECURE.asked[-1]
+    assert body["model"] == "theirs/model-1"
+    assert headers["authorization"] == f"Bearer {KEY}"
+
+
+def test_a_key_is_in_no_log_whatever_became_of_it(attached: RunningLab, ray_dir: Path) -> None:
+    # Of all the tests above: taken, refused, of servers that were well and that were not.
+    logs = [file for file in (ray_dir / "ray").rglob("logs/**/*") if file.is_file()]
+    assert any(b"takes no requests" in file.read_bytes() for file in logs), "the agents' log is among them"
+    kept = [file for file in Path(attached.environment["TANDEM_STATE"]).iterdir() if file.is_file()]
+    assert {"lab.json", "lab.log"} <= {file.name for file in kept}
+    assert [file for file in [*logs, *kept] if KEY.encode() in file.read_bytes()] == []
 
 
 def test_up_refuses_a_lane_without_a_server_and_a_key_that_is_not_set(tmp_path: Any) -> None:

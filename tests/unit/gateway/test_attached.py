@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from serving.config import LabConfig, LaneConfig
+from serving.config import GatewayConfig, LabConfig, LaneConfig
 from serving.core.errors import ConfigError, UpstreamError
 from serving.core.lane import AttachedServer
 from serving.gateway.attached import ServerKeys, check_status
 from serving.gateway.openai_request import RoutedRequest, route
+from serving.gateway.upstream import UpstreamClient
 from serving.scheduler.protocol import Granted
+from tests.unit.gateway.fake_engine import answers, fake_engine
 
 LANE = LaneConfig.model_validate(
     {
@@ -59,6 +61,23 @@ def test_an_engine_of_ours_gets_the_very_bytes_and_no_key() -> None:
     ours, request = Granted("r", "b-1", "theirs", "http://127.0.0.1:9"), routed()
     post = KEYS.post(ours, request)
     assert (post.url, post.body, post.headers) == ("http://127.0.0.1:9", request.body, {})
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("server", "num_connections"), [(granted().server, 2), (None, 1)])
+async def test_its_requests_have_a_connection_each_and_those_of_our_engines_share_one(
+    server: AttachedServer | None, num_connections: int
+) -> None:
+    upstream = UpstreamClient(GatewayConfig())
+    async with fake_engine() as engine:
+        engine.script = answers(b"{}")
+        headers = KEYS.post(Granted("r", "theirs-1", "theirs", engine.url, server), routed()).headers
+        for _ in range(2):
+            async with upstream.post(engine.url, b"{}", "r", headers, is_stream=False) as answer:
+                while await answer.block() is not None:
+                    pass
+        await upstream.close()
+        assert len({exchange.writer for exchange in engine.requests}) == num_connections
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 307])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from serving.config import LaneConfig
 from serving.core.errors import ConfigError
 from serving.engines.attached import server as server_module
 from serving.engines.attached.server import Examined, Looked, ServerClient, ServerError, look_at
+from tests.certificate import write_certificate
 from tests.stand_in_server import StandInServer, serving
 
 pytestmark = pytest.mark.anyio
@@ -107,6 +109,14 @@ async def test_a_server_that_hangs_is_not_waited_for_without_end(monkeypatch: py
     async with serving(StandInServer(hangs=True)) as server, client(server) as asked:
         fault = await asked.fault("/health")
     assert fault == "/health was not answered within 0.05 s (lanes[theirs].urls)"
+
+
+async def test_a_certificate_that_nobody_vouches_for_is_not_trusted(tmp_path: Path) -> None:
+    secure = StandInServer(certificate=write_certificate(tmp_path / "certificate.pem"))
+    async with serving(secure) as server, client(server) as asked:
+        fault = await asked.fault("/health")
+    assert fault is not None
+    assert "certificate verify failed" in fault
 
 
 async def test_each_server_of_a_lane_is_looked_at() -> None:
