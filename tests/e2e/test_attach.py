@@ -26,12 +26,12 @@ from serving.benchmarks.processes import end
 from serving.core.addresses import LOOPBACK
 from serving.metrics import names
 from serving.metrics.reading import samples_of, sums_of
-from tests.e2e.conftest import DEFAULT_CONFIG
 from tests.running_lab import START_LIMIT_S, RunningLab, free_port, running_lab, tandem, wait_until
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
 
-LANE = "theirs"
+CONFIG = Path(__file__).parents[2] / "deploy" / "attached.yaml"
+LANE = "theirs"  # and the lab's own is `batched`
 SERVED_MODEL = "theirs/SmolLM2"
 KEY = "a-key-of-theirs-1"
 SEEN_S = 60  # within which an agent has seen a change, and a server of 2 cores has written its few tokens
@@ -92,13 +92,10 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def beside(bare: Server) -> Iterator[RunningLab]:
-    """A lab with a lane of its own, and one of the bare server."""
-    config = yaml.safe_load(DEFAULT_CONFIG.read_text())
-    del config["gateway"]["port"]
+    """The lab of the example, with a lane of its own, and one of the bare server."""
+    config = yaml.safe_load(CONFIG.read_text())
     config["model"]["dtype"] = "float32"
-    own = {"name": "batched", "strategy": "batched", "max_num_seqs": 4}
-    theirs = {"name": LANE, "strategy": "batched", "engine": "openai", "urls": [bare.url], "max_num_seqs": 4}
-    config["lanes"] = [own, theirs]
+    config["lanes"][1]["urls"] = [bare.url]
     with running_lab(config) as started:
         yield started
 
