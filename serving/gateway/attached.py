@@ -16,6 +16,7 @@ from serving.gateway.openai_request import RoutedRequest
 from serving.scheduler.protocol import Granted
 
 NOT_THE_CLIENT = (401, 403, 404)  # the lab chose key, path and model
+UNAVAILABLE = 503  # while it loads its model, or has no room
 # Nobody knows when such a server closes a connection that it keeps: llama.cpp does it right after a stream, others
 # after some seconds. A request on one that closes is lost, and whether it was begun is not known.
 ONCE = {"connection": "close"}
@@ -75,9 +76,14 @@ def check_status(granted: Granted, status: int) -> None:
     """See that an attached server's answer is one to the client.
 
     Raises:
-        UpstreamError: it refuses what the lab has added, or is elsewhere; its words are not for the client.
+        UpstreamError: it refuses what the lab has added, is elsewhere, or takes no requests now. The request was
+            not begun, and its words are not for the client.
     """
-    if granted.server is not None and (status in NOT_THE_CLIENT or 300 <= status < 400):
-        what = f"the server of lane {granted.lane} answered the lab {status}"
+    if granted.server is None:
+        return
+    what = f"the server of lane {granted.lane} answered the lab {status}"
+    if status in NOT_THE_CLIENT or 300 <= status < 400:
         settings = f"lanes[{granted.lane}]: urls, api_key_env, served_model"
         raise UpstreamError(Reason.UPSTREAM_BROKE, f"{what} ({settings})")
+    if status == UNAVAILABLE:
+        raise UpstreamError(Reason.UPSTREAM_BROKE, what)

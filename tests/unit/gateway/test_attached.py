@@ -88,6 +88,15 @@ def test_what_the_lab_got_wrong_is_no_answer_to_the_client(status: int) -> None:
     check_status(Granted("r", "b-1", "theirs", "http://127.0.0.1:9"), status)
 
 
+def test_a_server_that_takes_no_requests_now_has_not_begun_with_one() -> None:
+    with pytest.raises(UpstreamError, match="the server of lane theirs answered the lab 503") as raised:
+        check_status(granted(), 503)
+    assert (raised.value.was_begun, raised.value.is_answer) == (False, False), "it is run elsewhere"
+    check_status(
+        Granted("r", "b-1", "theirs", "http://127.0.0.1:9"), 503
+    )  # `x-tandem-not-begun` says it of ours
+
+
 @pytest.mark.parametrize("status", [200, 400, 422, 429, 500])
 def test_all_else_is(status: int) -> None:
     check_status(granted(), status)
