@@ -73,9 +73,14 @@ class RunningLab:
     def process_behind(self, address: str) -> psutil.Process:
         """The process behind host:port; a forked child may hold its socket too, so the oldest."""
         port = int(address.rsplit(":", 1)[1])
-        listening = [process for process in self.processes() if port in _listening_ports(process)]
-        assert listening, f"no process of the lab listens on {port}"
-        return min(listening, key=psutil.Process.create_time)
+        # Not among self.processes(): on a cluster that was there before the lab they are its raylets' children.
+        pids = {
+            one.pid
+            for one in psutil.net_connections("tcp")
+            if one.status == psutil.CONN_LISTEN and one.laddr.port == port and one.pid is not None
+        }
+        assert pids, f"no process listens on {port}"
+        return min(map(psutil.Process, pids), key=psutil.Process.create_time)
 
     def listening_addresses(self) -> set[str]:
         """IP addresses on which any process of the lab accepts connections."""
@@ -87,14 +92,6 @@ class RunningLab:
         }
         assert addresses, "the lab listens somewhere"
         return addresses
-
-
-def _listening_ports(process: psutil.Process) -> set[int]:
-    try:
-        connections = process.net_connections("inet")
-    except psutil.NoSuchProcess:
-        return set()
-    return {one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN}
 
 
 def wait_until(condition: Callable[[], bool], what: str, limit_s: float = 20) -> None:

@@ -103,6 +103,7 @@ class EngineReplica:
                 self.check()
             except (TandemError, RuntimeError) as error:
                 logger.error("replica %s: %s; it takes no more requests", self._replica_id, error)
+                await self._say_leaving()
                 for task in self._tasks[1:]:
                     task.cancel()
                 return
@@ -132,12 +133,17 @@ class EngineReplica:
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
 
-    async def _leave(self) -> None:
+    async def _say_leaving(self) -> None:
         self._is_leaving = True
+        if self._channel is not None:
+            # No scheduler: nobody sends requests.
+            with contextlib.suppress(aiohttp.ClientConnectionResetError):
+                await self._channel.send_str(encode(ReplicaLeaving()).decode())
+
+    async def _leave(self) -> None:
+        await self._say_leaving()
         if self._channel is None:
             return
-        with contextlib.suppress(aiohttp.ClientConnectionResetError):  # no scheduler: nobody sends requests
-            await self._channel.send_str(encode(ReplicaLeaving()).decode())
         give_up_at_s = time.monotonic() + self._drain_timeout_s
         # A grant may be on its way here: look for idleness only after it can have arrived.
         await asyncio.sleep(LEAVE_SETTLE_S)

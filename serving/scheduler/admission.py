@@ -41,7 +41,7 @@ class LabView:
     """What admission looks at.
 
     Attributes:
-        is_settling: the scheduler started a moment ago, so a missing replica may be on its way back.
+        is_missing_some: connections broke a moment ago, so a missing replica may be on its way back.
         num_eligible: ready replicas that may serve the request.
         has_room: one of them has room, and nobody who waits could take it.
         waiting, tenant_waiting: what all, and the request's tenant, have waiting.
@@ -51,7 +51,7 @@ class LabView:
     """
 
     is_draining: bool
-    is_settling: bool
+    is_missing_some: bool
     num_eligible: int
     has_room: bool
     waiting: Backlog
@@ -65,7 +65,7 @@ def admit(request: SchedulingRequest, lab: LabView, limits: QueueLimits) -> Refu
     """None to admit (run now or wait), else why not."""
     if lab.is_draining:
         return Refusal(Reason.DRAINING, "the lab is shutting down and takes no new requests")
-    if lab.num_eligible == 0 and not lab.is_settling:
+    if lab.num_eligible == 0 and not lab.is_missing_some:
         return Refusal(Reason.NO_REPLICA_READY, "no ready replica can serve this request", MIN_RETRY_AFTER_S)
     if not lab.has_room and (refusal := _may_wait(request, lab, limits)):
         return refusal

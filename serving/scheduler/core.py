@@ -78,7 +78,7 @@ class SchedulerCore:
 
     def __init__(self, config: SchedulerConfig, *, settled_at_s: float = -math.inf) -> None:
         self._config = config
-        self._settled_at_s = settled_at_s
+        self._settled_at_s = self._missed_until_s = settled_at_s
         self._order = order_policy(config)
         self._queue = WaitingQueue(self._order)
         self._ledger = Ledger()
@@ -112,6 +112,10 @@ class SchedulerCore:
         """A replica takes no more requests. Leases on it live on until their holders release them."""
         self._fleet.leave(replica_id)
         self._placement.forget(replica_id)
+
+    def expect_back(self, until_s: float) -> None:
+        """Connections broke or are made anew: until then a replica that is missing may be on its way back."""
+        self._missed_until_s = max(self._missed_until_s, until_s)
 
     # Requests
 
@@ -304,7 +308,7 @@ class SchedulerCore:
             known_waits = [wait for wait in waits if wait is not None]
         return LabView(
             is_draining=self.is_draining,
-            is_settling=not can_place,
+            is_missing_some=now_s < self._missed_until_s,
             num_eligible=len(places.replicas),
             has_room=has_room,
             waiting=self._queue.total,

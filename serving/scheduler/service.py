@@ -93,6 +93,7 @@ class SchedulerService:
         self._config = config
         self._lanes = lanes
         self._core = SchedulerCore(config, settled_at_s=clock() + settle_s)
+        self._settle_s = settle_s
         self._gateways: set[_Gateway] = set()
         self._owner_of: dict[str, _Gateway] = {}
         self._replicas: dict[str, _Replica] = {}
@@ -134,6 +135,8 @@ class SchedulerService:
         gateway = _Gateway(hello, asyncio.Queue(), set())
         gateway.tell(Welcome())
         self._gateways.add(gateway)
+        # It may have come back sooner than the replicas that the same fault cut off.
+        self._core.expect_back(self._clock() + self._settle_s)
         for lease in hello.leases:
             self._core.adopt(lease)
             self._own(gateway, lease.request_id)
@@ -164,6 +167,7 @@ class SchedulerService:
         logger.info("replica %s of lane %s is ready at %s", info.replica_id, info.lane, info.url)
         self._dispatch()
         writer = asyncio.create_task(self._write(socket, replica.outbox))
+        has_left = False
         try:
             while True:
                 message = decode_to_scheduler(await socket.receive_text())
@@ -173,13 +177,16 @@ class SchedulerService:
                 if isinstance(message, ReplicaLeaving):
                     logger.info("replica %s of lane %s is leaving", info.replica_id, info.lane)
                     self._core.replica_gone(info.replica_id)
+                    has_left = True
         finally:
             writer.cancel()
             # A replica that reconnected is announced by its new connection; the end of the old one says nothing.
             if self._replicas.get(info.replica_id) is replica:
-                logger.warning("replica %s of lane %s is gone", info.replica_id, info.lane)
                 del self._replicas[info.replica_id]
-                self._core.replica_gone(info.replica_id)
+                if not has_left:
+                    logger.warning("replica %s of lane %s is gone", info.replica_id, info.lane)
+                    self._core.replica_gone(info.replica_id)
+                    self._core.expect_back(self._clock() + self._settle_s)
 
     async def _note_absent(self, socket: WebSocket, hello: AbsentHello) -> None:
         """Show that a server cannot serve, and why, until the connection closes."""

@@ -67,7 +67,7 @@ def crowd(work: Callable[[aiohttp.ClientSession], Coroutine[Any, Any, Any]]) -> 
     """Run clients in one event loop over one pool without a limit."""
 
     async def run() -> Any:
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=60, sock_read=60)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=60, sock_read=120)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as client:
             return await work(client)
 
@@ -101,15 +101,29 @@ def replica_process(lab: RunningLab, replica_id: str) -> psutil.Process:
 
 def role_process(lab: RunningLab, role: str) -> psutil.Process:
     """The first process of that role in the service discovery."""
+    return lab.process_behind(role_address(lab, role))
+
+
+def role_address(lab: RunningLab, role: str) -> str:
+    """Its host:port."""
     addresses = [entry["targets"][0] for entry in lab.get("/targets") if entry["labels"]["role"] == role]
-    return lab.process_behind(addresses[0])
+    return str(addresses[0])
 
 
 def requests_ended(lab: RunningLab) -> int:
     """As all gateways that run count them."""
+    return _counted(lab, "tandem_requests_total")
+
+
+def reroutes(lab: RunningLab) -> int:
+    """Requests that ran a second time on another replica."""
+    return _counted(lab, "tandem_reroutes_total")
+
+
+def _counted(lab: RunningLab, counter: str) -> int:
     addresses = [entry["targets"][0] for entry in lab.get("/targets") if entry["labels"]["role"] == "gateway"]
     pages = [httpx.get(f"http://{address}/metrics").text for address in addresses]
-    counts = re.findall(r"^tandem_requests_total\{.*\} ([0-9.e+]+)$", "\n".join(pages), re.MULTILINE)
+    counts = re.findall(rf"^{counter}\{{.*\}} ([0-9.e+]+)$", "\n".join(pages), re.MULTILINE)
     return round(sum(map(float, counts)))
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import signal
+import subprocess
+import time
 
 import aiohttp
 import httpx
@@ -19,6 +23,8 @@ from tests.chaos.crowd import (
     listeners,
     replica_process,
     requests_ended,
+    reroutes,
+    role_address,
     role_process,
     stream,
     until,
@@ -116,6 +122,13 @@ def test_a_hanging_replica_is_left_alone_until_it_answers_again(lab: RunningLab)
             # The first of them run into the first-byte limit, are rerouted, and open the breaker.
             await asyncio.gather(*(stream(client, lab, 5, one) for one in seen))
             assert breaker() != "closed"
+            rerouted = reroutes(lab)
+            assert rerouted >= 2, "as many as open a breaker"
+            later = [Stream() for _ in range(40)]
+            await asyncio.gather(*(stream(client, lab, 5, one) for one in later))
+            assert count(later) == {"done": 40}
+            # One at a time may try whether it is well again, after each pause.
+            assert reroutes(lab) - rerouted <= 4, "it is left alone"
         finally:
             process.send_signal(signal.SIGCONT)
         return seen
@@ -159,7 +172,7 @@ def test_an_overflowing_queue_refuses_with_reason_and_serves_the_rest(lab: Runni
     async def work(client: aiohttp.ClientSession) -> list[Stream]:
         # All slots are taken for longer than it takes to fill the queue.
         seen = [Stream() for _ in range(SLOTS)]
-        held = [asyncio.create_task(stream(client, lab, 1500, one)) for one in seen]
+        held = [asyncio.create_task(stream(client, lab, 1000, one)) for one in seen]
         await until(lambda: lab.get("/scheduler")["leases"] == SLOTS, "the lab is full")
         late = [Stream() for _ in range(700)]
         tasks = [asyncio.create_task(stream(client, lab, 2, one)) for one in late]
@@ -175,10 +188,21 @@ def test_an_overflowing_queue_refuses_with_reason_and_serves_the_rest(lab: Runni
 
 
 def test_the_scheduler_killed_under_load_loses_and_doubles_nothing(lab: RunningLab) -> None:
+    """By the engines' own word, which no scheduler can be wrong about."""
+
+    def most_in_an_engine() -> int:
+        return max(engine["running"] + engine["waiting"] for engine in lab.engines("batched"))
+
+    def finished() -> set[str]:
+        return {one["request_id"] for engine in lab.engines("batched") for one in engine["finished"]}
+
+    before = finished()
+    loads: list[int] = []
+
     async def work(client: aiohttp.ClientSession) -> list[Stream]:
         seen = [Stream() for _ in range(60)]
         tasks = [asyncio.create_task(stream(client, lab, 400, one)) for one in seen]
-        await until(lambda: lab.get("/scheduler")["leases"] == 24, "24 run, 36 wait")
+        await until(lambda: lab.get("/scheduler")["leases"] == SLOTS, "24 run, 36 wait")
         begun = [one for one in seen if one.tokens]
         kill(role_process(lab, "scheduler"))
 
@@ -187,17 +211,21 @@ def test_the_scheduler_killed_under_load_loses_and_doubles_nothing(lab: RunningL
                 status = lab.get("/scheduler")
             except httpx.HTTPError:
                 return False
-            running = {one["running"] for lane in status["lanes"] for one in lane["replicas"]}
-            return len(status["gateways"]) == 2 and len(running) > 0 and max(running) <= 8
+            return (
+                len(status["gateways"]) == 2 and sum(len(lane["replicas"]) for lane in status["lanes"]) == 3
+            )
 
         await until(is_back, "the new scheduler knows gateways and replicas", limit_s=30)
-        await asyncio.gather(*tasks)
+        while not all(task.done() for task in tasks):
+            loads.append(await asyncio.to_thread(most_in_an_engine))
         assert all(one.is_done for one in begun), "running streams go on without a scheduler"
         return seen
 
     seen = crowd(work)
     assert count(seen) == {"done": 60}
     assert [one.tokens for one in seen] == [400] * 60, "each answered once, and whole"
+    assert max(loads) <= 8, "a slot is not given twice"
+    assert len(finished() - before) == 60, "no request runs twice"
 
 
 def test_a_gateway_that_dies_takes_its_own_streams_and_the_other_serves_on(lab: RunningLab) -> None:
@@ -249,6 +277,35 @@ def test_a_scheduler_that_is_silent_for_ten_seconds_costs_no_stream_and_no_engin
     assert {one["replica"] for one in lab.replicas("batched")} == before, "the same, with the same engines"
 
 
+@pytest.mark.skipif(
+    shutil.which("ss") is None or os.geteuid() != 0, reason="only root may cut connections (`ss --kill`)"
+)
+def test_a_control_channel_cut_for_ten_seconds_costs_no_stream_and_no_engine(lab: RunningLab) -> None:
+    before = {one["replica"] for one in lab.replicas("batched")}
+    port = role_address(lab, "scheduler").rpartition(":")[2]
+    cut = ["ss", "--kill", "--no-header", "--tcp", f"( sport = :{port} or dport = :{port} )"]
+
+    async def work(client: aiohttp.ClientSession) -> tuple[list[Stream], list[Stream], int]:
+        seen, later = [[Stream() for _ in range(count)] for count in (20, 30)]
+        tasks = [asyncio.create_task(stream(client, lab, 1500, one)) for one in seen]
+        await until(lambda: all(one.tokens > 0 for one in seen), "every stream has begun")
+        num_cut, give_up_at_s = 0, time.monotonic() + 10
+        while time.monotonic() < give_up_at_s:
+            killed = await asyncio.to_thread(subprocess.run, cut, capture_output=True, check=True, text=True)
+            if not num_cut:
+                tasks += [asyncio.create_task(stream(client, lab, 5, one)) for one in later]
+            num_cut += len(killed.stdout.splitlines())
+        await asyncio.gather(*tasks)
+        return seen, later, num_cut
+
+    seen, later, num_cut = crowd(work)
+    assert num_cut > 50, "they connected again and again, and were cut each time"
+    assert (count(seen), count(later)) == ({"done": 20}, {"done": 30})
+    assert {one.tokens for one in seen} == {1500}
+    wait_until(lambda: len(lab.replicas("batched")) == len(before), "all replicas are back", limit_s=30)
+    assert {one["replica"] for one in lab.replicas("batched")} == before, "the same, with the same engines"
+
+
 def test_of_a_thousand_clients_that_drop_each_is_counted_once(lab: RunningLab) -> None:
     before = requests_ended(lab)
 
@@ -281,7 +338,13 @@ def count_refused(seen: list[Stream]) -> int:
 
 def test_the_processes_are_what_they_seem(lab: RunningLab) -> None:
     """The tests above kill what they mean to kill."""
-    roles = {role: role_process(lab, role) for role in ("scheduler", "gateway")}
+    roles = {role: title(role_process(lab, role)) for role in ("scheduler", "gateway")}
+    assert roles == {role: f"ray::ServeReplica:tandem:{role}" for role in roles}
     replicas = [lab.process_behind(one["url"]) for one in lab.replicas("batched")]
-    processes: list[psutil.Process] = [*roles.values(), *replicas]
-    assert len({process.pid for process in processes}) == 5
+    assert {title(one) for one in replicas} == {"ray::ServeReplica:tandem:batched"}
+    assert len({one.pid for one in replicas}) == 3
+
+
+def title(process: psutil.Process) -> str:
+    """As Ray names it."""
+    return process.cmdline()[0].split(".")[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import random
 import time
@@ -63,6 +64,9 @@ def test_a_long_run_leaves_nothing_and_grows_nothing(lab: RunningLab) -> None:
     fared = count(seen)
     assert set(fared) <= {"done", "left", "upstream_broke", "502 upstream_broke", "502 engine_died"}, fared
     assert fared["done"] > 0.7 * fared.total(), fared
+    # What a kill costs: the eight that ran there, each freed slot once more, and their one reroute.
+    num_kills = max(1, math.floor(SOAK_S / KILL_EVERY_S))
+    assert fared.total() - fared["done"] - fared["left"] <= 16 * num_kills, fared
     early, late = measured
     for role, before in early.items():
         assert late[role] <= MAX_GROWTH * before, f"{role}: {before} to {late[role]} bytes; {fared}"

@@ -111,25 +111,45 @@ def up_by_role(prometheus: Prometheus) -> Counter[str]:
 def test_a_worker_killed_under_load_comes_back(stack: Stack) -> None:
     victim = worker_without(stack, "batched")
     lost = stack.lanes_on(victim)
+    before = replica_ids(stack)
     with streams_everywhere(stack) as ends:
         docker("kill", victim.container)
     assert_clean(ends, lost)
+    wait_until(lambda: not any(replica_ids(stack)[lane] for lane in lost), "its loss is seen", limit_s=60)
     # The other worker serves on meanwhile.
     assert stream(stack, "batched", max_tokens=8) == WHOLE
     docker("start", victim.container)
     assert_healed(stack)
+    assert_others_untouched(stack, before, lost)
 
 
 def test_a_worker_cut_off_for_a_while_comes_back(stack: Stack) -> None:
     victim = worker_without(stack, "batched")
     lost = stack.lanes_on(victim)
+    before = replica_ids(stack)
     with streams_everywhere(stack) as ends:
         docker("network", "disconnect", stack.network, victim.container)
         cut_at_s = time.monotonic()
         wait_until(lambda: time.monotonic() > cut_at_s + PARTITION_S, "the cut is over", PARTITION_S + 5)
+        assert not any(replica_ids(stack)[lane] for lane in lost), "its loss is seen"
         docker("network", "connect", stack.network, victim.container)
     assert_clean(ends, lost)
     assert_healed(stack)
+    assert_others_untouched(stack, before, lost)
+
+
+def replica_ids(stack: Stack) -> dict[str, set[str]]:
+    """Of the ready replicas, by lane."""
+    lanes = stack.lab.get("/scheduler")["lanes"]
+    return {one["lane"]: {replica["replica"] for replica in one["replicas"]} for one in lanes}
+
+
+def assert_others_untouched(stack: Stack, before: dict[str, set[str]], lost: list[str]) -> None:
+    """No engine of another worker was replaced."""
+    after = replica_ids(stack)
+    assert {lane: ids for lane, ids in after.items() if lane not in lost} == {
+        lane: ids for lane, ids in before.items() if lane not in lost
+    }
 
 
 def worker_without(stack: Stack, lane: str) -> Worker:

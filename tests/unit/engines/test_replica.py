@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 
 from serving.config import LaneConfig, SimulatedProfile
+from serving.core.errors import TandemError
 from serving.core.lane import Strategy
 from serving.engines import replica as replica_module
 from serving.engines.replica import EngineReplica
@@ -125,6 +126,24 @@ async def test_a_leaving_replica_does_not_announce_itself_to_the_next_scheduler(
                 assert [shown["replica"] for shown in plane.service.replicas()] == ["r2"]
             assert not closing.done()
         await closing
+
+
+async def test_a_broken_one_says_that_it_leaves_so_that_nobody_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(self: SimulatedEngine) -> None:
+        raise TandemError("the engine died")
+
+    async with control_plane(settle_s=3) as plane, plane.gateway("g") as gateway:
+        plane.clock.now_s += 4
+        replica = made(plane.address)
+        await replica.start("127.0.0.1")
+        await until(lambda: plane.is_ready("b-1"))
+        monkeypatch.setattr(SimulatedEngine, "check", broken)
+        await until(lambda: not plane.is_ready("b-1"))
+        await gateway.submit("a")
+        assert isinstance(await gateway.hear(), protocol.Refused)
+        await replica.close()
 
 
 async def test_a_request_in_its_first_step_is_waited_for_too() -> None:

@@ -14,7 +14,7 @@ from tests.unit.scheduler.examples import request
 
 IDLE = LabView(
     is_draining=False,
-    is_settling=False,
+    is_missing_some=False,
     num_eligible=1,
     has_room=True,
     waiting=Backlog(),
@@ -43,7 +43,7 @@ def test_what_can_run_now_is_admitted_whatever_waits_for_other_lanes() -> None:
         BUSY,
         replace(BUSY, waiting=Backlog(3, 30)),
         replace(BUSY, waiting=Backlog(1, 90)),
-        replace(BUSY, num_eligible=0, is_settling=True),
+        replace(BUSY, num_eligible=0, is_missing_some=True),
     ],
 )
 def test_may_wait(lab: LabView) -> None:
@@ -61,7 +61,7 @@ def test_may_wait(lab: LabView) -> None:
             Reason.QUEUE_FULL,
             "the waiting queue is full: 4 of 4 requests (scheduler.max_waiting_requests)",
         ),
-        (replace(BUSY, waiting=Backlog(4, 40), is_settling=True), Reason.QUEUE_FULL, "4 of 4"),
+        (replace(BUSY, waiting=Backlog(4, 40), is_missing_some=True), Reason.QUEUE_FULL, "4 of 4"),
         (
             replace(BUSY, waiting=Backlog(1, 91)),
             Reason.QUEUE_FULL,

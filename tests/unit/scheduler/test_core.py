@@ -283,6 +283,16 @@ def test_after_settling_a_missing_replica_is_missing() -> None:
     assert refusal_of(core(settled_at_s=3), request("a"), 3) is Reason.NO_REPLICA_READY
 
 
+def test_a_replica_that_may_be_on_its_way_back_is_waited_for_a_moment() -> None:
+    made = core(replica("r"))
+    made.replica_gone("r")
+    made.expect_back(until_s=3)
+    assert refusal_of(made, request("a"), 2.9) is None
+    assert refusal_of(made, request("b"), 3) is Reason.NO_REPLICA_READY
+    made.replica_ready(replica("r"))
+    assert placed(made, 3) == [("a", "r")]
+
+
 def test_the_queue_bound_holds_while_settling() -> None:
     made = core(settled_at_s=3, max_waiting=1)
     assert refusal_of(made, request("a"), 0) is None

@@ -549,6 +549,37 @@ async def test_settling_ends_by_itself() -> None:
 # Replicas
 
 
+async def test_after_a_cut_requests_wait_for_replicas_that_come_back_later_than_their_gateway() -> None:
+    async with control_plane(settle_s=3) as plane:
+        plane.clock.now_s += 4
+        async with plane.replica("r1"):
+            pass  # its connection breaks
+        await until(lambda: not plane.is_ready("r1"))
+        plane.clock.now_s += 10
+        async with plane.gateway("g") as gateway:
+            await gateway.submit("a")
+            await until(lambda: plane.counts == (1, 0))
+            async with plane.replica("r1"):
+                await heard(gateway, "a")
+                await gateway.say(release("a"))
+
+
+@pytest.mark.parametrize("says_so", [True, False])
+async def test_a_replica_that_says_it_leaves_is_not_waited_for(says_so: bool) -> None:
+    async with control_plane(settle_s=3) as plane, plane.gateway("g") as gateway:
+        plane.clock.now_s += 4
+        async with plane.replica("r1") as replica:
+            if says_so:
+                await say(replica, ReplicaLeaving())
+                await until(lambda: not plane.is_ready("r1"))
+        await until(lambda: not plane.is_ready("r1"))
+        await gateway.submit("a")
+        if says_so:
+            assert isinstance(await gateway.hear(), Refused)
+        else:
+            await until(lambda: plane.counts == (1, 0))
+
+
 async def test_a_replica_that_leaves_gets_nothing_more() -> None:
     async with control_plane() as plane, plane.gateway("g") as gateway:
         async with plane.replica("r1"):
