@@ -20,7 +20,7 @@ from serving.engines.steps.log import StepLog, StepWriter
 from serving.engines.steps.recorder import ReplicaLabels, StepRecorder
 from serving.http_server import serve_app
 from serving.scheduler.channel import keep_connected, listen
-from serving.scheduler.protocol import AbsentHello, ReplicaHello, encode
+from serving.scheduler.protocol import AbsentHello, ReplicaHello, ReplicaLeaving, encode
 
 logger = logging.getLogger(__name__)
 HEALTH_PERIOD_S = 1.0
@@ -136,7 +136,13 @@ class ServerAgent:
 
         async def talk(channel: aiohttp.ClientWebSocketResponse) -> None:
             await channel.send_str(encode(hello).decode())
-            await listen(channel, lambda _: None)
+            try:
+                await listen(channel, lambda _: None)
+            except asyncio.CancelledError:
+                if isinstance(hello, ReplicaHello):  # said, so that no request waits for it to come back
+                    with contextlib.suppress(aiohttp.ClientConnectionResetError):
+                        await channel.send_str(encode(ReplicaLeaving()).decode())
+                raise
 
         self._channel = asyncio.create_task(keep_connected(self._scheduler_address, talk))
 

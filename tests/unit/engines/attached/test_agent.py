@@ -13,6 +13,7 @@ from serving.engines.attached import agent as agent_module
 from serving.engines.attached import server as server_module
 from serving.engines.attached.agent import AttachedLane
 from serving.scheduler import channel as channel_module
+from serving.scheduler.protocol import Refused
 from tests.stand_in_server import StandInServer, serving
 from tests.unit.engines.attached.test_server import lane
 from tests.unit.scheduler.control_plane import ControlPlane, control_plane, until
@@ -85,6 +86,17 @@ async def test_it_leaves_when_it_is_not_well_and_comes_back_under_a_new_name(
         await until(lambda: bool(there(plane)) and there(plane) != [before])
         await until(lambda: away(plane) == [])
         assert plane.service.replicas()[0]["served_model"] == server.models[0]
+
+
+async def test_no_request_waits_for_a_server_that_is_known_to_be_away() -> None:
+    async with control_plane(settle_s=3) as plane, serving(StandInServer()) as server:
+        async with plane.gateway("g") as gateway, attached(plane, server.url):
+            plane.clock.now_s += 4
+            await until(lambda: len(there(plane)) == 1)
+            server.health_status = 500
+            await until(lambda: there(plane) == [])
+            await gateway.submit("a")
+            assert isinstance(await gateway.hear(), Refused)
 
 
 async def test_one_failed_look_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
