@@ -161,7 +161,8 @@ def test_a_client_that_leaves_ends_the_generation_at_the_server(beside: RunningL
     body = {"model": f"{beside.model}:{LANE}", "messages": STORY, "max_tokens": 1500, "ignore_eos": True}
     url = f"{beside.url}/v1/chat/completions"
     with httpx.stream("POST", url, json=body | {"stream": True}, timeout=120) as response:
-        next(response.iter_bytes())
+        arriving = response.iter_bytes()  # kept: without it httpx closes the connection
+        next(arriving)
         wait_until(lambda: num_running() == 1, "it runs", SEEN_S)
     wait_until(lambda: num_running() == 0, "it was aborted")
     wait_until(lambda: beside.replicas(LANE)[0]["running"] == 0, "its room is given back")
@@ -210,7 +211,7 @@ def test_up_attach_makes_a_lab_of_a_server_without_a_config(bare: Server, tmp_pa
         assert streamed(lab, "attached")
         shown = tandem("status", environment=lab.environment).stdout
         assert "attached" in shown
-        assert "running, up for" in shown
+        assert "ready, up for" in shown
 
 
 def llama_server() -> Path:
