@@ -89,14 +89,18 @@ async def test_it_leaves_when_it_is_not_well_and_comes_back_under_a_new_name(
 
 
 async def test_no_request_waits_for_a_server_that_is_known_to_be_away() -> None:
-    async with control_plane(settle_s=3) as plane, serving(StandInServer()) as server:
-        async with plane.gateway("g") as gateway, attached(plane, server.url):
-            plane.clock.now_s += 4
-            await until(lambda: len(there(plane)) == 1)
-            server.health_status = 500
-            await until(lambda: there(plane) == [])
-            await gateway.submit("a")
-            assert isinstance(await gateway.hear(), Refused)
+    async with (
+        control_plane(settle_s=3) as plane,
+        serving(StandInServer()) as server,
+        plane.gateway("g") as gateway,
+        attached(plane, server.url),
+    ):
+        plane.clock.now_s += 4
+        await until(lambda: len(there(plane)) == 1)
+        server.health_status = 500
+        await until(lambda: there(plane) == [])
+        await gateway.submit("a")
+        assert isinstance(await gateway.hear(), Refused)
 
 
 async def test_one_failed_look_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
