@@ -55,6 +55,12 @@ def at_rest() -> None:
     """The folder's other lab is not used here."""
 
 
+@pytest.fixture
+def client(attached: RunningLab) -> Iterator[openai.OpenAI]:
+    with attached.client() as opened:
+        yield opened
+
+
 def is_there(lab: RunningLab, lane: str) -> bool:
     return len(lab.replicas(lane)) == 1
 
@@ -64,11 +70,11 @@ def away(lab: RunningLab, lane: str) -> list[str]:
     return [absent["why"] for absent in found["absent"]]
 
 
-def test_it_answers_and_streams_under_the_lab_s_name(attached: RunningLab) -> None:
-    create = attached.client().chat.completions.create
+def test_it_answers_and_streams_under_the_lab_s_name(client: openai.OpenAI) -> None:
+    create = client.chat.completions.create
     answer = create(model="ours:good", messages=HELLO, max_tokens=7, extra_body={"min_tokens": 7})
     assert answer.choices[0].message.content == "word " * 7
-    raw = attached.client().chat.completions.with_raw_response.create(model="ours", messages=HELLO)
+    raw = client.chat.completions.with_raw_response.create(model="ours", messages=HELLO)
     assert raw.headers["x-tandem-lane"] == "good"
     chunks = list(create(model="ours:good", messages=HELLO, stream=True))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "word " * 3
@@ -78,8 +84,8 @@ def test_it_answers_and_streams_under_the_lab_s_name(attached: RunningLab) -> No
     assert headers["authorization"] == f"Bearer {KEY}"
 
 
-def test_a_stream_without_usage_is_whole(attached: RunningLab) -> None:
-    chunks = list(attached.client().chat.completions.create(model="ours:bare", messages=HELLO, stream=True))
+def test_a_stream_without_usage_is_whole(client: openai.OpenAI) -> None:
+    chunks = list(client.chat.completions.create(model="ours:bare", messages=HELLO, stream=True))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "word " * 3
     assert "stream_options" not in BARE.asked[-1][0]
 
@@ -101,24 +107,26 @@ def test_what_was_found_out_is_said_and_the_key_is_not(attached: RunningLab) -> 
     assert not any(KEY in page for page in [*pages, shown])
 
 
-def test_it_leaves_when_its_health_fails_and_comes_back(attached: RunningLab) -> None:
+def test_it_leaves_when_its_health_fails_and_comes_back(attached: RunningLab, client: openai.OpenAI) -> None:
     wait_until(lambda: is_there(attached, "good"), "it is there")
     GOOD.health_status = 500
     wait_until(lambda: not attached.replicas("good"), "it leaves")
     assert any("/health answered 500" in why for why in away(attached, "good"))
     with pytest.raises(openai.InternalServerError, match="no ready replica"):
-        attached.client().chat.completions.create(model="ours:good", messages=HELLO)
+        client.chat.completions.create(model="ours:good", messages=HELLO)
     GOOD.health_status = 200
     wait_until(lambda: is_there(attached, "good"), "it comes back")
-    assert attached.client().chat.completions.create(model="ours:good", messages=HELLO).choices
+    assert client.chat.completions.create(model="ours:good", messages=HELLO).choices
 
 
-def test_a_key_that_is_refused_is_the_lab_s_fault_and_not_the_client_s(attached: RunningLab) -> None:
+def test_a_key_that_is_refused_is_the_lab_s_fault_and_not_the_client_s(
+    attached: RunningLab, client: openai.OpenAI
+) -> None:
     wait_until(lambda: is_there(attached, "good"), "it is there")
     GOOD.key = "another-key-than-ours"
     try:
         with pytest.raises(openai.InternalServerError) as raised:
-            attached.client().chat.completions.create(model="ours:good", messages=HELLO)
+            client.chat.completions.create(model="ours:good", messages=HELLO)
         assert raised.value.code == "upstream_broke"
         assert KEY not in str(raised.value)
         wait_until(
@@ -129,8 +137,8 @@ def test_a_key_that_is_refused_is_the_lab_s_fault_and_not_the_client_s(attached:
     wait_until(lambda: is_there(attached, "good"), "it comes back")
 
 
-def test_https_carries_the_request_and_the_key(attached: RunningLab) -> None:
-    chunks = list(attached.client().chat.completions.create(model="ours:secure", messages=HELLO, stream=True))
+def test_https_carries_the_request_and_the_key(client: openai.OpenAI) -> None:
+    chunks = list(client.chat.completions.create(model="ours:secure", messages=HELLO, stream=True))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "word " * 3
     body, headers = SECURE.asked[-1]
     assert body["model"] == "theirs/model-1"
