@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from serving.core import engine_options
-from serving.core.addresses import GATEWAY_PORT, LOOPBACK
+from serving.core.addresses import GATEWAY_PORT, LOOPBACK, server_root, server_url_fault
 from serving.core.errors import MAX_SHOWN_CHARS, ConfigError
 from serving.core.lane import ANY_LANE, Strategy
 from serving.core.request import TENANT_NAME
@@ -36,12 +36,27 @@ Seconds = Annotated[float, Field(gt=0, le=3600)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Order = Literal["fcfs", "priority", "sjf", "edf", "fair"]
 Placement = Literal["least_outstanding", "power_of_two", "prefix_affinity"]
-EngineName = Literal["vllm", "simulated"]
+EngineName = Literal["vllm", "simulated", "openai"]
 
 ORDERS: tuple[str, ...] = get_args(Order)
 PLACEMENTS: tuple[str, ...] = get_args(Placement)
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)
 ENGINES_WITHOUT_MODEL: frozenset[EngineName] = frozenset({"simulated"})
+# Keys of a lane that say how an engine of the lab's own is made; a server that already runs has none of them.
+KEYS_OF_OWN_ENGINES = frozenset(
+    {
+        "kv_cache_gib",
+        "gpu_memory_utilization",
+        "prefix_caching",
+        "num_cpus",
+        "num_gpus",
+        "speculation",
+        "simulated",
+        "autoscaling",
+    }
+)
+KEYS_OF_SERVERS = frozenset({"urls", "api_key_env", "served_model", "health", "metrics"})
+SERVER_PATH = r"^/[!-~]*$"
 # As a browser sends it: scheme, host and port, no path.
 ORIGIN = re.compile(r"https?://[a-z0-9.\-\[\]:]{1,253}")
 MAX_NODES = 100_000  # scalars, lists and mappings of a file, aliases written out
@@ -363,6 +378,48 @@ class LaneConfig(_Settings):
     speculation: SpeculationConfig | None = None
     simulated: SimulatedProfile | None = None
     autoscaling: AutoscalingConfig | None = None  # `replicas` is then where it starts
+    # Engine openai: servers that already run, each a replica.
+    urls: Annotated[tuple[str, ...], Strict(False)] = ()
+    api_key_env: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)
+    served_model: str | None = Field(None, min_length=1, max_length=1024)  # None: the only one it serves
+    health: str | None = Field(
+        None, pattern=SERVER_PATH, max_length=1024
+    )  # None: /health, or /v1/models where there is none
+    metrics: str = Field("/metrics", pattern=SERVER_PATH, max_length=1024)
+
+    @field_validator("urls")
+    @classmethod
+    def _urls(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        for url in given:
+            if fault := server_url_fault(url):
+                raise ValueError(f"{_shown(url)}: {fault}")
+        urls = tuple(map(server_root, given))
+        if doubled := [url for url, count in Counter(urls).items() if count > 1]:
+            raise ValueError(f"{_shown(doubled[0])} is given twice; each is a replica")
+        return urls
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_replica_each(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("engine") == "openai" and isinstance(data.get("urls"), list):
+            return {"replicas": len(data["urls"])} | data
+        return data
+
+    @model_validator(mode="after")
+    def _attached(self) -> Self:
+        wrong = KEYS_OF_OWN_ENGINES if self.is_attached else KEYS_OF_SERVERS
+        # Of what was given, not of defaults; a default written out says nothing.
+        for key in sorted(self.model_fields_set & wrong):
+            if getattr(self, key) != LaneConfig.model_fields[key].default:
+                who = "engines of the lab's own" if self.is_attached else "engine openai"
+                raise ValueError(f"{key} is for {who} only; engine={self.engine}")
+        if self.is_attached and not self.urls:
+            raise ValueError("urls must be given for engine openai: the servers that already run")
+        if self.is_attached and self.replicas != len(self.urls):
+            raise ValueError(
+                f"replicas={self.replicas} must be left out, or be {len(self.urls)}: each of urls is one"
+            )
+        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -371,7 +428,8 @@ class LaneConfig(_Settings):
                 f"a sequential lane runs one request at a time: max_num_seqs={self.max_num_seqs} must be 1 "
                 f"and dispatch_margin={self.dispatch_margin} must be 0"
             )
-        if (self.strategy is Strategy.SPECULATIVE) != (self.speculation is not None):
+        is_speculative = self.strategy is Strategy.SPECULATIVE
+        if not self.is_attached and is_speculative != (self.speculation is not None):
             raise ValueError(
                 f"speculation must be given for strategy speculative, and only there; strategy={self.strategy}"
             )
@@ -410,8 +468,13 @@ class LaneConfig(_Settings):
 
     @property
     def has_model(self) -> bool:
-        """Whether its engines compute with the lab's model, or only act as if."""
-        return self.engine not in ENGINES_WITHOUT_MODEL
+        """Whether its engines compute here with the lab's model; not those that only act as if."""
+        return self.engine not in ENGINES_WITHOUT_MODEL and not self.is_attached
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether its replicas are servers that somebody else runs."""
+        return self.engine == "openai"
 
 
 class ProcessorConfig(_Settings):
@@ -457,6 +520,11 @@ class LabConfig(_Settings):
                     f"method={drafts.method}, model.path={self.model.path!r}"
                 )
         return self
+
+    @property
+    def num_engines(self) -> int:
+        """Replicas that the lab itself starts."""
+        return sum(lane.replicas for lane in self.lanes if not lane.is_attached)
 
     @property
     def needs_model(self) -> bool:

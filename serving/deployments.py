@@ -4,7 +4,7 @@ Beside `ray_environment`, which prepares for it, and `shared_cluster`, the only 
 
 scheduler   one replica; admission, order, placement
 gateway     N replicas that share one port; the OpenAI API
-<lane>      one deployment per lane, one engine per replica
+<lane>      one deployment per lane, one engine per replica; of servers that run already, one agent for all
 """
 
 from __future__ import annotations
@@ -35,11 +35,13 @@ from serving.core.addresses import LOOPBACK
 from serving.core.errors import ConfigError, NotRunningError, TandemError
 from serving.core.processor_time import yield_as_engine
 from serving.core.ray_application import APP_NAME, ENGINE_RESOURCE, HEAD_RESOURCE, OBJECT_STORE_BYTES
+from serving.engines.attached.agent import AttachedLane
 from serving.engines.make import make_engine
 from serving.engines.replica import EngineReplica
 from serving.engines.vllm import environment
 from serving.gateway import api_keys
 from serving.gateway.app import build_gateway_app
+from serving.gateway.attached import ServerKeys
 from serving.gateway.completion import Services
 from serving.gateway.http_protocol import Door
 from serving.gateway.metrics import GatewayMetrics
@@ -132,6 +134,21 @@ class EngineDeployment:
         await self._replica.close()
 
 
+class AttachedDeployment:
+    """The agents of a lane's servers that somebody else runs; requests do not pass through here."""
+
+    async def __init__(self, config: LabConfig, lane: LaneConfig, scheduler: DeploymentHandle) -> None:  # type: ignore[misc]
+        _prepare_process()
+        self._lane = AttachedLane(lane, _scheduler_address(scheduler))
+        await self._lane.start(ray.util.get_node_ip_address())
+
+    async def check_health(self) -> None:
+        self._lane.check()
+
+    async def __del__(self) -> None:
+        await self._lane.close()
+
+
 class GatewayDeployment:
     """The OpenAI API on a socket of its own; Serve starts it, looks after it, and carries none of its bytes."""
 
@@ -163,6 +180,7 @@ class GatewayDeployment:
             spans,
             _tracing(config, "gateway", {"tandem.gateway": gateway_id}),
             config.gateway.request_log,
+            ServerKeys.of(config.lanes),
         )
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5))
         self._channel = asyncio.create_task(client.run())
@@ -255,6 +273,10 @@ def application(config: LabConfig) -> serve.Application:
     ).bind(config)
     lanes = [
         serve.deployment(
+            AttachedDeployment, name=lane.name, num_replicas=1, ray_actor_options=front, **common
+        ).bind(config, lane, scheduler)
+        if lane.is_attached
+        else serve.deployment(
             EngineDeployment,
             name=lane.name,
             **_scaling(lane),
@@ -357,7 +379,7 @@ class RayLab:
         )
         if self._cluster is not None:
             self._cluster.end_turn()
-        _wait_until_running(on_progress, sum(lane.replicas for lane in config.lanes))
+        _wait_until_running(on_progress, config.num_engines)
         if self._cluster is not None:
             _need_gateway_here(config.gateway.host, config.gateway.port)
 

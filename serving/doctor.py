@@ -112,6 +112,8 @@ def needed_memory_gib(config: LabConfig) -> float:
 
 
 def _replica_memory_gib(lane: LaneConfig) -> float:
+    if lane.is_attached:
+        return 0.0
     return ENGINE_MEMORY_GIB + lane.kv_cache_gib if lane.has_model else MODELLESS_MEMORY_GIB
 
 

@@ -87,7 +87,7 @@ def prepare(say: Callable[[str], None]) -> Path:
     target = default_model_path()
     if is_prepared(target):
         return target
-    gguf = _gguf_file()
+    gguf = gguf_file()
     say("converting SmolLM2-135M-Instruct to a checkpoint, once (about 40 s)")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +110,12 @@ def prepare(say: Callable[[str], None]) -> Path:
     return target
 
 
-def _gguf_file() -> Path:
+def gguf_file() -> Path:
+    """The default model as its package has it.
+
+    Raises:
+        ConfigError: the package is not installed, or holds another number of such files.
+    """
     # Read from the package's file list: importing it would want a GGUF runtime that is not installed.
     try:
         files = metadata.distribution(PACKAGE).files or []

@@ -102,6 +102,7 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
         ("Model", _model(run)),
         ("Engines", engines),
         *_engine_options(run),
+        *_lacks(run),
         ("Seed", str(run.seed)),
         ("Objective", summary.slo or "none given"),
         ("Answers", f"{_answers(run.output_tokens)}, greedy"),
@@ -118,6 +119,14 @@ def _engine_options(run: RunInfo) -> list[tuple[str, str]]:
         if arguments := replica.get("arguments"):  # runs of before this key have none
             options[str(replica["lane"])].add(shlex.join(arguments))
     return [(f"Options of {lane}", "; or ".join(sorted(given))) for lane, given in options.items()]
+
+
+def _lacks(run: RunInfo) -> list[tuple[str, str]]:
+    """What each lane's servers were found not to do; none of engines of the lab's own."""
+    lacks: dict[str, set[str]] = defaultdict(set)
+    for replica in run.replicas:
+        lacks[str(replica["lane"])].update(replica.get("lacks", ()))
+    return [(f"{lane} lacks", "; ".join(sorted(found))) for lane, found in lacks.items() if found]
 
 
 def _model(run: RunInfo) -> str:

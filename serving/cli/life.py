@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from serving import config, doctor, machine, model_store
-from serving.cli import clients
+from serving.cli import attach, clients
 from serving.cli.options import Number, config_option, find_config, find_shipped, naming
 from serving.cli.outcome import end, say_err
 from serving.config import LabConfig
@@ -52,9 +52,22 @@ DEMO_FLAGS = ("--concurrency", "1,4,8", "--repeats", "3", "--output-tokens", "24
 )
 @click.option("--host", help="Address the gateway listens on, instead of the config's gateway.host.")
 @click.option(
+    "--port", type=click.IntRange(1, 65535), help="Port of the gateway, instead of the config's gateway.port."
+)
+@click.option(
     "--address",
     metavar="auto|HOST:PORT",
     help="Deploy on the Ray cluster that runs there, instead of starting Ray on this machine.",
+)
+@click.option(
+    "--attach",
+    "attached_urls",
+    metavar="URL",
+    multiple=True,
+    help="No config: a lab of one lane of servers that run already and speak the OpenAI API. Can be repeated.",
+)
+@click.option(
+    "--api-key-env", metavar="NAME", help="With --attach: environment variable with the servers' key."
 )
 @click.option("--run-id", hidden=True, help="Set by --detach: the mark of the lab's processes.")
 def up(
@@ -62,7 +75,10 @@ def up(
     detach: bool,
     timeout_s: float,
     host: str | None,
+    port: int | None,
     address: str | None,
+    attached_urls: tuple[str, ...],
+    api_key_env: str | None,
     run_id: str | None,
 ) -> None:
     """Start the lab: Ray, the scheduler, every lane, the gateway.
@@ -74,13 +90,24 @@ def up(
       tandem up
       tandem up --detach --config my-lab.yaml
       tandem up --address auto --host 0.0.0.0     on the head of a Ray cluster
+      tandem up --attach http://127.0.0.1:8080    in front of a server that runs
     """
-    path = find_config(config_file)
+    if attached_urls and config_file is not None:
+        raise click.UsageError("--attach makes a config of its own: leave out --config, or add `urls` there")
+    if api_key_env is not None and not attached_urls:
+        raise click.UsageError("--api-key-env goes with --attach; in a config it is lanes[].api_key_env")
+    if attached_urls:
+        _refuse_second_lab()
+        path = attach.write_config(attached_urls, api_key_env)
+    else:
+        path = find_config(config_file)
     lab = config.load(path)
     if host is not None:
         if not host:
             raise click.BadParameter("must not be empty: that would be every address", param_hint="--host")
         lab = lab.model_copy(update={"gateway": lab.gateway.model_copy(update={"host": host})})
+    if port is not None:
+        lab = lab.model_copy(update={"gateway": lab.gateway.model_copy(update={"port": port})})
     if address is not None:
         _need_cluster(address)
     if run_id is None:
@@ -90,12 +117,13 @@ def up(
         if address is None:
             _have_model(lab, path)
             _refuse_what_vllm_refuses(lab, path)
+            attach.refuse_deaf_servers(lab, path, say_err)
     if detach:
         options = [
             part
-            for name, given in (("--host", host), ("--address", address))
+            for name, given in (("--host", host), ("--port", port), ("--address", address))
             if given
-            for part in (name, given)
+            for part in (name, str(given))
         ]
         _up_detached(lab, path, timeout_s, options)
     else:

@@ -64,6 +64,9 @@ def show_scheduler(scheduler: dict[str, Any]) -> None:
         f"{len(scheduler['gateways'])} gateway(s), {scheduler['leases']} running, {scheduler['waiting']} waiting"
         + (", DRAINING" if scheduler["draining"] else "")
     )
+    for lane in scheduler["lanes"]:
+        for absent in lane.get("absent", ()):
+            console.print(f"away: lane {lane['lane']}, {absent['url']}: {absent['why']}", markup=False)
     for title, counts in (
         ("waiting by band", scheduler["waiting_by_band"]),
         ("refused so far", scheduler["refusals"]),

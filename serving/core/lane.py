@@ -19,6 +19,21 @@ class Strategy(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class AttachedServer:
+    """A server that somebody else runs, as requests reach it.
+
+    Attributes:
+        url: base URL of its API, `http://` or `https://`, without `/v1`.
+        model: its own name of the model.
+        takes_stream_options: whether it takes a stream that asks for usage.
+    """
+
+    url: str
+    model: str
+    takes_stream_options: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaInfo:
     """What a ready engine replica tells the scheduler about itself.
 
@@ -26,9 +41,10 @@ class ReplicaInfo:
         replica_id: unique over the cluster's life; a restarted replica has a new one.
         lane: name of its lane.
         strategy: how it decodes.
-        url: base URL of its HTTP server, `http://host:port`.
+        url: base URL of its HTTP server, `http://host:port`; of an attached server's agent.
         max_running: requests the scheduler may have running on it at once, >= 1.
         takes_unpinned: whether requests that pin no lane may come here.
+        server: where requests go instead of `url`; None for an engine of the lab's own.
     """
 
     replica_id: str
@@ -37,6 +53,7 @@ class ReplicaInfo:
     url: str
     max_running: int
     takes_unpinned: bool
+    server: AttachedServer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +62,12 @@ class EngineFacts:
 
     Attributes:
         name: as `lanes[].engine` has it.
-        has_model: whether it computes with the lab's model; figures of one that does not say nothing of a model.
-        device, dtype: `none` without a model.
+        has_model: whether it computes with a model; figures of one that does not say nothing of a model.
+        device, dtype: `none` without a model, `unknown` of a server that somebody else runs.
         niceness: of its process; None where it is not told.
         group_niceness: of its scheduling group; None where it has none of its own.
         arguments: options of `vllm serve` that it was started with; none of an engine that has none.
+        lacks: what it was found not to do, in sentences.
     """
 
     name: str
@@ -60,6 +78,7 @@ class EngineFacts:
     niceness: int | None = None
     group_niceness: int | None = None
     arguments: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
 
 
 def has_model(replica: Mapping[str, Any]) -> bool:

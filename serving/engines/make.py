@@ -6,6 +6,7 @@ from typing import assert_never
 
 from serving import model_store
 from serving.config import LaneConfig, ModelConfig
+from serving.core.errors import ConfigError
 from serving.engines.base import Engine
 from serving.engines.simulated.engine import SimulatedEngine
 from serving.engines.simulated.prepared import PreparedEngine
@@ -28,5 +29,7 @@ def make_engine(lane: LaneConfig, model: ModelConfig, served_names: list[str]) -
             return PreparedEngine(lane, served_names)
         case "simulated":
             return SimulatedEngine(lane, served_names, model.max_model_len)
+        case "openai":
+            raise ConfigError(f"lanes[{lane.name}].engine = 'openai' names servers that run: none is made")
         case _:
             assert_never(lane.engine)

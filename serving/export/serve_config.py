@@ -35,7 +35,7 @@ def serve_yaml(config: LabConfig, origin: str) -> str:
     Args:
         origin: the config's name, for the comment on top.
     """
-    needed = sum(lane.replicas for lane in config.lanes)
+    needed = config.num_engines
     header = (
         f"Made by `tandem export serve` from {origin}. To use it: serve deploy THIS_FILE",
         f"The nodes together must offer {needed} {ENGINE_RESOURCE}, one for each engine that its memory holds:",

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from serving.core.errors import Reason, RefusedError, UpstreamError
 from serving.core.request import Outcome, SchedulingRequest
 from serving.gateway.account import CLIENT_LEFT, CLIENT_STALLED, Ending, RequestAccount
+from serving.gateway.attached import ServerKeys, check_status
 from serving.gateway.client_response import ClientGoneError, ClientResponse, ClientStalledError
 from serving.gateway.metrics import GatewayMetrics
 from serving.gateway.openai_request import RoutedRequest
@@ -31,6 +32,7 @@ class Services:
     Attributes:
         tracing: exports spans to a collector; None when none is set.
         logs_requests: one line in the log for each request that ends.
+        server_keys: for servers that somebody else runs.
     """
 
     scheduler: SchedulerClient
@@ -39,6 +41,7 @@ class Services:
     spans: SpanLog = field(default_factory=SpanLog)
     tracing: Tracing | None = None
     logs_requests: bool = False
+    server_keys: ServerKeys = field(default_factory=lambda: ServerKeys({}))
 
 
 class Completion:
@@ -167,14 +170,16 @@ class Completion:
                         "x-tandem-lane": granted.lane,
                         "x-tandem-replica": granted.replica_id,
                     }
+                    post = services.server_keys.post(granted, self._request)
                     try:
                         async with services.upstream.post(
-                            granted.url + self._path,
-                            self._request.body,
+                            post.url + self._path,
+                            post.body,
                             request.request_id,
-                            account.trace_headers,
+                            {**account.trace_headers, **post.headers},
                             is_stream=self._request.is_stream,
                         ) as upstream:
+                            check_status(granted, upstream.status)
                             account.first_byte()
                             return await relay(upstream, client, account.notes)
                     except UpstreamError as error:

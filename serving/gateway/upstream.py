@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -355,7 +356,7 @@ class UpstreamClient:
 
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
-        self._free: dict[tuple[str, int], dict[_Connection, None]] = {}
+        self._free: dict[tuple[str, int, bool], dict[_Connection, None]] = {}
         self._all: set[_Connection] = set()
 
     async def close(self) -> None:
@@ -371,7 +372,7 @@ class UpstreamClient:
         """Send a request; leaving the block before the answer's end closes the connection: the generation stops.
 
         Args:
-            carried: further headers.
+            carried: further headers; with `connection: close` it has a connection of its own.
             is_stream: events are wanted, so a first byte comes long before the whole answer.
 
         Raises:
@@ -399,8 +400,9 @@ class UpstreamClient:
     async def _ask(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes, *, is_stream: bool
     ) -> AsyncIterator[UpstreamAnswer]:
-        host, port, path, authority = _parts(url)
-        connection = await self._connect(host, port, url)
+        host, port, is_tls, path, authority = _parts(url)
+        is_kept = headers.get("connection") != "close"
+        connection = await self._connect(host, port, is_tls, url)
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         head = f"{method} {path} HTTP/1.1\r\nhost: {authority}\r\n{lines}\r\n"
         answer = UpstreamAnswer(url, self._config, is_stream=is_stream)
@@ -410,15 +412,15 @@ class UpstreamClient:
             yield answer
         finally:
             answer.finish()
-            if connection.is_free():
+            if is_kept and connection.is_free():
                 connection.resume()
                 connection.free_since_s = asyncio.get_running_loop().time()
-                self._free.setdefault((host, port), {})[connection] = None
+                self._free.setdefault((host, port, is_tls), {})[connection] = None
             else:
                 connection.close()
 
-    async def _connect(self, host: str, port: int, url: str) -> _Connection:
-        free = self._free.get((host, port))
+    async def _connect(self, host: str, port: int, is_tls: bool, url: str) -> _Connection:
+        free = self._free.get((host, port, is_tls))
         loop = asyncio.get_running_loop()
         while free:
             connection, _ = free.popitem()
@@ -427,7 +429,9 @@ class UpstreamClient:
             connection.close()
         try:
             async with asyncio.timeout(self._config.connect_timeout_s):
-                _, connection = await loop.create_connection(lambda: _Connection(self._forget), host, port)
+                _, connection = await loop.create_connection(
+                    lambda: _Connection(self._forget), host, port, ssl=_tls() if is_tls else None
+                )
         except TimeoutError as error:
             limit = f"gateway.connect_timeout_s={self._config.connect_timeout_s:g}"
             raise UpstreamError(
@@ -447,7 +451,14 @@ class UpstreamClient:
 
 
 @lru_cache(maxsize=4096)
-def _parts(url: str) -> tuple[str, int, str, str]:
-    """Host, port, path and authority of a replica's URL."""
+def _parts(url: str) -> tuple[str, int, bool, str, str]:
+    """Host, port, whether by TLS, path and authority of a replica's URL."""
     parts = urlsplit(url)
-    return parts.hostname or "", parts.port or 80, parts.path, parts.netloc
+    is_tls = parts.scheme == "https"
+    return parts.hostname or "", parts.port or (443 if is_tls else 80), is_tls, parts.path, parts.netloc
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """Certificates are checked, by the authorities that OpenSSL knows here; `SSL_CERT_FILE` names others."""
+    return ssl.create_default_context()

@@ -14,12 +14,12 @@ import msgspec
 
 from serving import __version__
 from serving.core.errors import Reason, TandemError
-from serving.core.lane import EngineFacts, ReplicaInfo
+from serving.core.lane import AttachedServer, EngineFacts, ReplicaInfo
 from serving.core.request import Lease, RequestEnd, SchedulingRequest
 
 # Raise it with every change of a message, or of what one means. Scheduler, gateways and replicas come from one
 # release; the number tells them apart where two of them meet.
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 CONTROL_PATH = "/control"
 MAX_MESSAGES_A_FRAME = 64  # a hello that reports many leases is one message, and longer
 # Why the scheduler closes a channel, as codes of RFC 6455; the close frame says more.
@@ -50,6 +50,15 @@ class ReplicaHello(Message, frozen=True, tag="replica_hello"):
 
     info: ReplicaInfo
     engine: EngineFacts
+    protocol_version: int = PROTOCOL_VERSION
+
+
+class AbsentHello(Message, frozen=True, tag="absent_hello"):
+    """First and only message for an attached server that cannot serve; true as long as the connection is open."""
+
+    lane: str
+    url: str
+    why: str
     protocol_version: int = PROTOCOL_VERSION
 
 
@@ -91,6 +100,7 @@ class Granted(Message, frozen=True, tag="granted"):
     replica_id: str
     lane: str
     url: str
+    server: AttachedServer | None = None  # where to send it instead of `url`
 
 
 class Refused(Message, frozen=True, tag="refused"):
@@ -109,10 +119,10 @@ class ReplicaUpdate(Message, frozen=True, tag="replica_update"):
     has_grace: bool  # False: the drain limit has passed, running streams need not be waited for
 
 
-ToScheduler = GatewayHello | ReplicaHello | ReplicaLeaving | Submit | Release | Withdraw
+ToScheduler = GatewayHello | ReplicaHello | AbsentHello | ReplicaLeaving | Submit | Release | Withdraw
 FromScheduler = Welcome | Granted | Refused
-Hello = GatewayHello | ReplicaHello
-HELLO_TYPES = ("gateway_hello", "replica_hello")
+Hello = GatewayHello | ReplicaHello | AbsentHello
+HELLO_TYPES = ("gateway_hello", "replica_hello", "absent_hello")
 
 
 class _AnyHello(msgspec.Struct, frozen=True):

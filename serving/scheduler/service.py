@@ -30,6 +30,7 @@ from serving.scheduler.protocol import (
     BAD_MESSAGE,
     CONTROL_PATH,
     REPLACED,
+    AbsentHello,
     FromScheduler,
     GatewayHello,
     Granted,
@@ -96,6 +97,7 @@ class SchedulerService:
         self._gateways: set[_Gateway] = set()
         self._owner_of: dict[str, _Gateway] = {}
         self._replicas: dict[str, _Replica] = {}
+        self._absent: dict[tuple[str, str], AbsentHello] = {}  # by lane and URL
         self._has_grace = True
         self._faults = QuietLog(logger)
         self.metrics = SchedulerMetrics(self._core, config, lanes, clock)
@@ -110,6 +112,8 @@ class SchedulerService:
             hello = read_hello(first)
             if isinstance(hello, GatewayHello):
                 await self._serve_gateway(socket, hello, said_with_it)
+            elif isinstance(hello, AbsentHello):
+                await self._note_absent(socket, hello)
             else:
                 await self._serve_replica(socket, hello)
         except WebSocketDisconnect:
@@ -184,6 +188,18 @@ class SchedulerService:
                     self._core.replica_gone(info.replica_id)
                     self._core.expect_back(self._clock() + self._settle_s)
 
+    async def _note_absent(self, socket: WebSocket, hello: AbsentHello) -> None:
+        """Show that a server cannot serve, and why, until the connection closes."""
+        key = hello.lane, hello.url
+        self._absent[key] = hello
+        logger.warning("server %s of lane %s is away: %s", hello.url, hello.lane, hello.why)
+        try:
+            await socket.receive_text()
+            await socket.close(BAD_MESSAGE, "nothing follows an absent_hello")
+        finally:
+            if self._absent.get(key) is hello:  # else a newer connection has said why
+                del self._absent[key]
+
     def _forget(self, gateway: _Gateway) -> None:
         """Give back all that a gateway held: without it, its streams are gone too."""
         logger.info("gateway %s left with %d requests", gateway.hello.gateway_id, len(gateway.requests))
@@ -240,7 +256,13 @@ class SchedulerService:
         self.metrics.granted(grant)
         request_id = grant.lease.request_id
         self._owner_of[request_id].tell(
-            Granted(request_id, grant.replica.replica_id, grant.replica.lane, grant.replica.url)
+            Granted(
+                request_id,
+                grant.replica.replica_id,
+                grant.replica.lane,
+                grant.replica.url,
+                grant.replica.server,
+            )
         )
 
     def _refuse(self, gateway: _Gateway, request_id: str, refusal: Refusal) -> None:
@@ -300,6 +322,11 @@ class SchedulerService:
                 "wanted_replicas": lane.replicas,
                 "waiting": waiting.get(lane.name, []),
                 "replicas": [],
+                "absent": [
+                    {"url": absent.url, "why": absent.why}
+                    for absent in self._absent.values()
+                    if absent.lane == lane.name
+                ],
             }
             for lane in self._lanes
         }
@@ -369,6 +396,9 @@ class SchedulerService:
                 "lane": hello.info.lane,
                 "strategy": hello.info.strategy,
                 "url": hello.info.url,
+                "server": hello.info.server.url if hello.info.server else None,
+                "served_model": hello.info.server.model if hello.info.server else None,
+                "lacks": list(hello.engine.lacks),
                 "engine": hello.engine.name,
                 "engine_version": hello.engine.version,
                 "has_model": hello.engine.has_model,

@@ -19,7 +19,7 @@ WRITES = 'touch "$4/config.json" "$4/model.safetensors"'
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory = tmp_path / "cache"
     monkeypatch.setenv("TANDEM_CACHE", str(directory))
-    monkeypatch.setattr(model_store, "_gguf_file", lambda: tmp_path / "model.gguf")
+    monkeypatch.setattr(model_store, "gguf_file", lambda: tmp_path / "model.gguf")
     return directory
 
 

@@ -66,6 +66,17 @@ def _memory_gib(lane: LaneConfig) -> float:
 
 
 def ray_service(config: LabConfig, cluster: Cluster) -> dict[str, Any]:
+    """The RayService.
+
+    Raises:
+        ConfigError: a lane's servers run already: neither their keys nor a way to them is in these manifests.
+    """
+    for lane in config.lanes:
+        if lane.is_attached:
+            raise ConfigError(
+                f"lanes[{lane.name}].engine = 'openai' is not exported to Kubernetes: add its keys and its way "
+                "through the network policy by hand, or use `tandem export serve`"
+            )
     worker = Worker.of(config.lanes)
     scales = any(lane.autoscaling for lane in config.lanes)
     ray_cluster: dict[str, Any] = {

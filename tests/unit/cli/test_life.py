@@ -258,7 +258,7 @@ def test_a_cache_that_cannot_be_written_is_named(
     (checkout / "plain-file").touch()
     cache = checkout / "plain-file" / "cache"
     monkeypatch.setenv("TANDEM_CACHE", str(cache))
-    monkeypatch.setattr(model_store, "_gguf_file", lambda: checkout / "model.gguf")
+    monkeypatch.setattr(model_store, "gguf_file", lambda: checkout / "model.gguf")
     result = run(verb)
     assert result.exit_code == ExitCode.USAGE
     assert (

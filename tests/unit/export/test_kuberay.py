@@ -26,7 +26,8 @@ CHECKOUT = Path(__file__).parents[3]
 COMMITTED = CHECKOUT / "deploy" / "kuberay"
 SCHEMAS = yaml.safe_load((Path(__file__).parent / "kubernetes_schemas.yaml").read_text())
 CLUSTER = Cluster("tandem:cpu", "tandem", "tandem-redis:6379", "prometheus")
-CONFIGS = sorted(path.stem for path in (CHECKOUT / "deploy").glob("*.yaml"))
+# Lanes of servers that already run are refused.
+CONFIGS = sorted(path.stem for path in (CHECKOUT / "deploy").glob("*.yaml") if path.stem != "attached")
 CORE = {"Namespace", "NetworkPolicy", "ConfigMap"}
 
 

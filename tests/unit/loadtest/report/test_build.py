@@ -98,6 +98,16 @@ def test_the_page_says_with_which_options_the_engines_were_started() -> None:
     assert "Options of speculative" not in page  # a run of before the lab said them
 
 
+def test_the_page_says_what_servers_that_are_not_ours_lack() -> None:
+    run, records = whole_run()
+    lacks = {"batched": [], "speculative": ["cache_salt is not kept"]}
+    replicas = [replica | {"lacks": lacks.get(replica["lane"], [])} for replica in run.run.replicas]
+    page = render(summarize(replace(run, run=replace(run.run, replicas=replicas)), records), ())
+    assert "speculative lacks" in page
+    assert "cache_salt is not kept" in page
+    assert "batched lacks" not in page
+
+
 def test_figures_are_in_the_page_as_they_are_drawn(built: Path) -> None:
     page = (built / "report.html").read_text()
     found = re.search(r"^const figures = (\{.*\});$", page, re.MULTILINE)
