@@ -10,7 +10,7 @@ from serving.config import ORDERS
 from serving.core.errors import LeaseError, Reason
 from serving.core.lane import Strategy
 from serving.core.request import Lease, ReplicaVerdict, RequestEnd, SchedulingRequest
-from serving.scheduler.core import SchedulerCore
+from serving.scheduler.core import SchedulerCore, WaitingGroup
 from tests.unit.scheduler.examples import core, placed, replica, request
 
 
@@ -217,6 +217,7 @@ def test_who_waited_too_long_is_refused_and_nobody_else() -> None:
         "(the request's deadline, x-max-queue-ms or scheduler.max_queue_wait_s)"
     )
     assert made.refusals == {Reason.QUEUE_TIMEOUT: 1}
+    assert made.last_refusals[-1].at_s == 11
     assert (made.num_waiting, made.num_leases) == (1, 1)
     made.release("runs", 12)
     assert placed(made, 12) == [("new", "r")], "the expired one is not placed any more"
@@ -309,6 +310,19 @@ def test_same_seed_same_placements() -> None:
 
     assert run(1) == run(1)
     assert run(1) != run(2)
+
+
+def test_a_replica_that_comes_back_is_not_taken_to_know_a_prompt() -> None:
+    made = core(
+        *(replica(name, max_running=9) for name in "ab"), placement="prefix_affinity", prefix_gap_tokens=1000
+    )
+    made.submit(request("first", prefix_blocks=(1, 2)), 0)
+    ((_, knew),) = placed(made)
+    made.replica_gone(knew)
+    made.replica_ready(replica(knew, max_running=9))
+    made.submit(request("again", prefix_blocks=(1, 2)), 0)
+    ((_, where),) = placed(made)
+    assert where != knew, "its cache is empty, and the other has nothing to do"
 
 
 # Order, as the core puts it to work
@@ -440,6 +454,20 @@ def test_a_large_reserved_share_leaves_the_rest_and_not_nothing() -> None:
     assert refusal_of(made, request("b", band=1)) is Reason.QUEUE_FULL
     made.withdraw("a", 0)
     made.withdraw("busy", 0)
+
+
+def test_who_waits_for_what_is_told_by_group_the_largest_first() -> None:
+    bands = [{"name": "high"}, {"name": "low"}]
+    made = core(replica("r"), bands=bands, order="priority", default_band="low")
+    made.adopt(Lease("busy", "r", 1))
+    for name, lane, tenant, band in (("1", None, "a", 0), ("2", "batched", "b", 1), ("3", "batched", "b", 1)):
+        made.submit(request(name, lane, tokens=20, tenant=tenant, band=band), 0)
+    assert made.waiting_groups() == [
+        WaitingGroup("batched", "low", "b", requests=2, tokens=40),
+        WaitingGroup(None, "high", "a", requests=1, tokens=20),
+    ]
+    assert made.waiting_by_lane() == {None: 1, "batched": 2}
+    assert made.waiting_by_band() == {"high": 1, "low": 2}
 
 
 # Admission, with what the core knows
@@ -714,6 +742,15 @@ def test_a_wide_request_that_waits_holds_up_no_other_replica() -> None:
     made.submit(request("narrow"), 1)
     ((name, _),) = placed(made, 1)
     assert name == "narrow"
+
+
+def test_a_narrow_request_goes_beside_the_replica_that_is_kept_for_a_wide_one() -> None:
+    made = core(replica("r1", max_running=4), replica("r2", max_running=4))
+    made.adopt(Lease("x", "r1", 1))
+    made.adopt(Lease("y", "r2", 500, num_sequences=2))
+    made.submit(request("wide", num_sequences=4), 0)
+    made.submit(request("narrow"), 1)
+    assert placed(made, 1) == [("narrow", "r2")], "r1, with the fewest tokens, is kept"
 
 
 def test_a_wide_request_that_waits_makes_no_free_slot_look_taken() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from serving.core.request import Lease
-from serving.scheduler.fleet import Fleet
+from serving.scheduler.fleet import Fleet, Kept
 from serving.scheduler.ledger import Ledger
 from serving.scheduler.queue import Eligibility
 from tests.unit.scheduler.examples import replica
@@ -121,3 +123,21 @@ def test_a_replica_to_avoid_is_out_of_the_question_while_there_is_another() -> N
     assert yard.with_room(avoids) == {"b"}
     yard.ledger.acquire(Lease("x", "b", 1))
     assert yard.with_room(avoids) == set(), "better wait than break on the same one again"
+
+
+def test_the_emptiest_replica_that_may_be_used_is_kept_and_for_one_request_only() -> None:
+    yard, wide, kept = Yard(), replace(ANY, num_sequences=4), Kept()
+    for name, num_taken in (("distrusted", 0), ("half", 2), ("emptiest", 1), ("full", 4)):
+        yard.fleet.join(replica(name, max_running=4))
+        if num_taken:
+            yard.ledger.acquire(Lease(name, name, 1, num_sequences=num_taken))
+    distrusted = yard.fleet.get("distrusted")
+    assert distrusted is not None
+    distrusted.breaker.failed("x", 0, is_dead=True)
+    yard.fleet.keep_for(wide, 1, kept)
+    assert (kept.replicas, kept.waiting) == ({"emptiest"}, {wide})
+    assert yard.fleet.has_slot(ANY, 1, kept)
+    assert not yard.fleet.has_slot(wide, 1, kept), "it waits, and is not asked again"
+    yard.fleet.keep_for(replace(wide, band=1), 1, kept)
+    assert kept.replicas == {"emptiest", "half"}
+    assert not yard.fleet.has_slot(ANY, 1, kept)
