@@ -29,6 +29,7 @@ def test_a_request_is_placed_booked_and_given_back() -> None:
     assert made.submit(request("a", tokens=30), 5) is None
     (grant,) = made.dispatch(7)
     assert (grant.lease, grant.replica.replica_id, grant.waited_s) == (Lease("a", "r", 30), "r", 2)
+    assert grant.request.request_id == "a"
     assert load_of(made, "r") == (1, 30)
     made.release("a", 9)
     assert load_of(made, "r") == (0, 0)
@@ -798,8 +799,8 @@ def test_demand_is_what_is_booked_and_an_even_part_of_what_waits() -> None:
     made.adopt(Lease("y", "b2", 50))
     made.adopt(Lease("z", "s", 7))
     assert made.demand_tokens() == {"b1": 100, "b2": 50, "s": 7}
-    made.submit(request("pinned", "batched", tokens=40), 0)
-    made.submit(request("free", tokens=20), 0)
+    made.submit(request("pinned", "batched", tokens=41), 0)
+    made.submit(request("free", tokens=21), 0)
     made.submit(request("one", "sequential", tokens=9), 0)
     assert made.demand_tokens() == {"b1": 130, "b2": 80, "s": 16}
 

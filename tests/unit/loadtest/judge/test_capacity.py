@@ -180,6 +180,7 @@ def test_both_ends_of_the_resolution_are_allowed(resolution: float) -> None:
         ({"first_rate_per_s": 0}, "first_rate_per_s=0 must be above 0"),
         ({"first_rate_per_s": math.nan}, "must be above 0"),
         ({"first_rate_per_s": 1, "resolution": 0.001}, "resolution=0.001 must be in 0.02..1"),
+        ({"first_rate_per_s": 1, "resolution": 1.5}, "resolution=1.5 must be in 0.02..1"),
         ({"first_rate_per_s": 1, "repeats": 0}, "repeats=0 must be at least 1"),
         ({"first_rate_per_s": 1, "max_probes": 0}, "max_probes=0 must be at least 1"),
         ({"first_rate_per_s": 1, "max_s": 0}, "max_s=0 must be above 0"),
