@@ -438,6 +438,15 @@ def test_the_lower_bands_leave_slots_and_places_to_the_higher_ones() -> None:
     assert waiting == {"low": 2, "normal": 1, "high": 1}
 
 
+def test_the_lower_bands_leave_tokens_to_the_higher_ones() -> None:
+    bands = [{"name": "high", "reserved_share": 0.25}, {"name": "low"}]
+    made = core(replica("r"), bands=bands, order="priority", default_band="low", max_waiting_tokens=100)
+    made.adopt(Lease("busy", "r", 1))
+    assert refusal_of(made, request("a", tokens=75, band=1)) is None
+    assert refusal_of(made, request("b", tokens=1, band=1)) is Reason.QUEUE_FULL
+    assert refusal_of(made, request("c", tokens=25, band=0)) is None
+
+
 def test_reserved_shares_mean_nothing_where_bands_do_not_go_first() -> None:
     bands = [{"name": "high", "reserved_share": 0.5}, {"name": "normal"}]
     made = core(replica("r", max_running=2), bands=bands, order="fcfs")
@@ -561,6 +570,7 @@ def test_nobody_is_run_now_while_the_scheduler_settles() -> None:
         ({"ttft_deadline_s": 4.0}, 4),
         ({"ttft_deadline_s": 4.0, "max_queue_s": 3.0}, 3),
         ({"max_queue_s": 3.0, "age_s": 1.0, "waited_s": 1.0}, 2),
+        ({"age_s": 50.0, "waited_s": 4.0}, 6),
         ({"max_queue_s": 3.0, "age_s": 50.0}, 3),
         ({"ttft_deadline_s": 3.0, "age_s": 1.0}, 2),
     ],
@@ -621,6 +631,22 @@ def test_a_replica_that_fails_in_a_row_is_left_alone_then_tried_with_one_request
     assert placed(made, 9) == [("b", "r"), ("c", "r")]
 
 
+def test_a_probe_that_fails_is_followed_by_another_after_the_cooldown() -> None:
+    made = core(replica("r", max_running=4), breaker_failures=1, breaker_cooldown_s=2)
+    for at_s in (0, 2, 4):
+        fail(made, f"at {at_s} s", at_s)
+        made.submit(request(f"waits from {at_s} s"), at_s)
+        assert placed(made, at_s + 1.9) == []
+        made.withdraw(f"waits from {at_s} s", at_s + 1.9)
+
+
+def test_a_replica_whose_engine_died_gets_nothing_after_one_failure() -> None:
+    made = core(replica("r", max_running=4), breaker_failures=3)
+    run_one(made, "kills", starts_s=0, ends_s=1, verdict=ReplicaVerdict.DIED)
+    made.submit(request("next"), 1)
+    assert placed(made, 1) == []
+
+
 def test_a_probe_whose_client_leaves_makes_way_for_another() -> None:
     made = core(replica("r", max_running=4), breaker_failures=1, breaker_cooldown_s=2)
     fail(made, "f", 0)
@@ -650,10 +676,12 @@ def test_the_end_of_a_lease_on_a_replica_that_is_gone_judges_nobody() -> None:
     made = core(replica("r"), breaker_failures=1)
     made.submit(request("a"), 0)
     made.dispatch(0)
+    books = made.replicas()[0].load
     made.replica_gone("r")
     made.release("a", 1, RequestEnd(ReplicaVerdict.FAILED))
     made.replica_ready(replica("r"))
     assert (made.replicas()[0].breaker.failures, load_of(made, "r")) == (0, (0, 0))
+    assert made.replicas()[0].load is not books, "they were closed with its last lease"
 
 
 # Reroutes
@@ -752,6 +780,11 @@ def test_a_narrow_request_goes_beside_the_replica_that_is_kept_for_a_wide_one() 
     made.submit(request("wide", num_sequences=4), 0)
     made.submit(request("narrow"), 1)
     assert placed(made, 1) == [("narrow", "r2")], "r1, with the fewest tokens, is kept"
+    assert placed(made, 1) == []
+    made.adopt(Lease("z", "r2", 1))
+    assert refusal_of(made, request("now", max_queue_s=0.0), 2) is Reason.DEADLINE_UNREACHABLE, (
+        "no other has room"
+    )
 
 
 def test_a_wide_request_that_waits_makes_no_free_slot_look_taken() -> None:
