@@ -533,6 +533,17 @@ def test_who_waits_for_a_lane_is_ahead_of_who_would_take_any() -> None:
     assert refusal_of(made, request("e", max_queue_s=17.0), 4) is None
 
 
+def test_a_lane_s_wait_is_expected_from_its_own_requests() -> None:
+    made = core(replica("s", "slow"), replica("f", "fast"), max_queue_wait_s=600)
+    for lane, held_s in (("slow", 100), ("fast", 1)):
+        assert refusal_of(made, request(lane, lane)) is None
+        made.dispatch(0)
+        made.release(lane, held_s, RequestEnd(ReplicaVerdict.HEALTHY, 0.1))
+        made.adopt(Lease(f"busy {lane}", lane[0], 1))
+    assert refusal_of(made, request("a", "fast", max_queue_s=9.0), 100) is None
+    assert refusal_of(made, request("b", "slow", max_queue_s=9.0), 100) is Reason.DEADLINE_UNREACHABLE
+
+
 def test_requests_that_an_engine_refused_say_nothing_of_the_wait() -> None:
     made = core(replica("r"), max_queue_wait_s=600)
     run_one(made, "done", starts_s=0, ends_s=10, first_token_s=1.0)

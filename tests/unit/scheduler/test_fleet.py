@@ -114,6 +114,22 @@ def test_a_replica_that_was_gone_comes_back_with_a_clean_record_and_its_load() -
     assert (after.breaker.failures, after.load.running, after.load.outstanding_tokens) == (0, 1, 30)
 
 
+def test_the_books_of_an_idle_replica_are_closed_when_it_leaves() -> None:
+    yard = Yard()
+    yard.fleet.join(replica("a"))
+    books = yard.ledger.load("a")
+    yard.fleet.leave("a")
+    assert yard.ledger.load("a") is not books
+
+
+def test_a_wide_request_may_run_where_it_takes_all_slots_and_not_where_it_lacks_some() -> None:
+    yard = Yard()
+    for name, max_running in (("narrow", 3), ("exact", 4), ("wide", 8)):
+        yard.fleet.join(replica(name, max_running=max_running))
+    assert yard.fleet.places(replace(ANY, num_sequences=4)).limits == (4, 8)
+    assert yard.fleet.places(replace(ANY, num_sequences=9)).limits == (3, 4, 8), "none is wide enough"
+
+
 def test_a_replica_to_avoid_is_out_of_the_question_while_there_is_another() -> None:
     yard = Yard()
     avoids = Eligibility(None, needs_plain_decoding=False, band=0, avoid_replica="a")

@@ -272,6 +272,28 @@ def test_fair_keeps_a_bounded_number_of_idle_tenants_and_all_who_wait(
     assert policy.knows("waits")
 
 
+def test_fair_forgets_the_idle_tenants_that_were_served_least_and_never_the_newcomer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(order, "MAX_IDLE_TENANTS", 5)
+    policy = FairTokens()
+    for tenant, tokens in (("a", 400), ("b", 300), ("c", 200), ("d", 100), ("last", 10)):
+        policy.dispatched(request(tenant, tenant=tenant, prompt_tokens=tokens))
+    policy.tenant_arrives("last")
+    assert all(map(policy.knows, ("a", "b", "c", "d"))), "there are not too many yet"
+    policy.tenant_arrives("new")
+    known = {tenant for tenant in ("a", "b", "c", "d", "last", "new") if policy.knows(tenant)}
+    assert known == {"a", "b", "last", "new"}
+
+
+def test_fair_coming_back_forgives_nothing() -> None:
+    policy = FairTokens()
+    for tenant, tokens in (("much", 1000), ("little", 10)):
+        policy.dispatched(request(tenant, tenant=tenant, prompt_tokens=tokens))
+    policy.tenant_arrives("much")
+    assert policy.counter("much") == 1000
+
+
 def test_fair_estimates_who_goes_before_by_turns() -> None:
     policy = FairTokens()
     subqueue = policy.new_subqueue()
