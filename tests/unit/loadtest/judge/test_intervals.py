@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadtest.judge.estimate import Estimate
 from loadtest.judge.intervals import (
     geometric_mean_of_repeats,
     mean_of_rates,
@@ -97,6 +98,7 @@ def test_few_values_have_a_percentile_and_no_interval() -> None:
         (15, 148, 0.0624, 0.1605),
         (0, 20, 0.0, 0.1611),
         (1, 29, 0.0061, 0.1718),
+        (20, 20, 0.8389, 1.0),  # the third, mirrored
     ],
 )
 def test_wilson_is_the_published_one(successes: int, total: int, low: float, high: float) -> None:
@@ -133,6 +135,9 @@ def test_geometric_mean_is_between_factors() -> None:
     assert found.high is not None
     assert found.value == pytest.approx(2.0)
     assert found.low * found.high == pytest.approx(4.0)  # even by factors
+    assert math.log(found.high) == pytest.approx(math.log(2) + 12.706 * math.log(2), abs=1e-3)
+    assert geometric_mean_of_repeats([1.0]) == Estimate(1.0)
+    assert geometric_mean_of_repeats([]) is None
 
 
 def test_the_ratio_of_two_samples_finds_the_truth_and_repeats() -> None:
@@ -149,7 +154,27 @@ def test_the_ratio_of_two_samples_finds_the_truth_and_repeats() -> None:
     assert percentile_ratio([], fast, 50) is None
 
 
+def test_the_ratio_of_a_single_value_has_no_interval_and_one_to_zero_is_none() -> None:
+    assert percentile_ratio([3.0], [1.5, 1.5], 50) == Estimate(2.0)
+    assert percentile_ratio([1.0, 2.0], [0.0, 0.0], 50) is None
+
+
+def test_the_interval_of_a_ratio_leaves_out_two_and_a_half_percent_on_either_side() -> None:
+    """Against a constant it is that of a median: of 100 values, ranks 40 to 61 or the half-way between two."""
+    found = percentile_ratio([float(rank) for rank in range(1, 101)], [0.5, 0.5], 50)
+    assert found is not None
+    assert (found.value, found.low, found.high) == (
+        101.0,
+        pytest.approx(81, abs=2),
+        pytest.approx(121, abs=2),
+    )
+
+
 def test_a_rate_is_never_below_zero() -> None:
     found = mean_of_rates([10.0, 400.0])
     assert found is not None
-    assert found.low == 0
+    assert (found.value, found.low) == (205, 0)
+    assert found.high == pytest.approx(205 + 12.706 * 195, abs=0.1)
+    assert mean_of_rates([10.0]) == Estimate(10.0)
+    assert mean_of_rates([10.0, 10.0]) == Estimate(10.0, 10.0, 10.0)
+    assert mean_of_rates([]) is None
