@@ -798,6 +798,17 @@ def test_a_narrow_request_goes_beside_the_replica_that_is_kept_for_a_wide_one() 
     )
 
 
+def test_what_is_kept_for_a_wide_request_is_a_replica_that_is_trusted() -> None:
+    made = core(replica("r1", max_running=4), replica("r2", max_running=4), breaker_failures=1)
+    trusted = {"r1": "r2", "r2": "r1"}[fail(made, "f", 0)]
+    made.adopt(Lease("x", trusted, 1))
+    made.submit(request("wide", num_sequences=4), 1)
+    made.submit(request("narrow"), 1)
+    assert placed(made, 1) == []
+    made.release("x", 1)
+    assert placed(made, 1) == [("wide", trusted)]
+
+
 def test_a_wide_request_that_waits_makes_no_free_slot_look_taken() -> None:
     made = core(replica("a1", "a", max_running=4), replica("a2", "a", max_running=4), replica("b", "b"))
     made.adopt(Lease("x", "a1", 1, num_sequences=2))

@@ -84,6 +84,7 @@ def test_drain_rate_forgets_what_is_out_of_its_window() -> None:
     for second in (100, 102, 104):
         rate.record(second)
     assert rate.rps(106) == 0.5
+    assert rate.rps(130) == 0.1, "the oldest is just within it"
     assert rate.rps(200) is None
 
 
