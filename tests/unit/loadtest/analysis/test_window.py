@@ -136,6 +136,7 @@ def test_the_steady_part_by_hand(
         ([due(5), due(8)], 10),
         ([due(4, is_warmup=True), due(6), due(8)], 7),  # from the first that counts
         ([due(5), due(15)], 12),  # to the last due instant
+        ([due(4, is_warmup=True), due(14)], 0),  # all in one instant, after the schedule
         ([due(4, is_warmup=True)], 0),
     ],
 )

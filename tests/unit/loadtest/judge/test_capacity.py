@@ -136,7 +136,8 @@ def test_no_rate_below_the_lowest_is_tried() -> None:
 
 
 def test_a_repeat_begins_with_a_small_step_and_widens_it() -> None:
-    bracket, rates = Bracket(10.0, step=1.1, resolution=0.1), []
+    bracket = Bracket(10.0, step=1.1, resolution=0.1)
+    rates: list[float] = []
     while len(rates) < 6:
         rate = bracket.next_rate()
         assert rate is not None
