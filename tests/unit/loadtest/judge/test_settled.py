@@ -57,12 +57,12 @@ def test_what_is_large_enough_is_settled() -> None:
 
 
 def test_levels_are_told_apart_one_by_one() -> None:
-    levels = ratios_by_level([[2.0, 2.05, 1.98], [1.01, 0.98, 1.0], [0.7, 0.71, 0.69], []])
+    levels = ratios_by_level([[2.0, 2.05, 1.98], [], [1.01, 0.98, 1.0], [0.7, 0.71, 0.69]])
     assert [standing(each) for each in levels] == [
         Standing.ABOVE,
+        Standing.UNKNOWN,
         Standing.OPEN,
         Standing.BELOW,
-        Standing.UNKNOWN,
     ]
 
 

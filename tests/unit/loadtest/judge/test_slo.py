@@ -213,6 +213,7 @@ def test_failures_are_infinitely_late_in_every_percentile() -> None:
     failed = [record("batched", number=n, reason="upstream_broke") for n in range(2)]
     slo = parse_slo("ttft_p90<2s@50")
     assert evaluate(slo, answers(18, failed[0]), 1.0).holds
+    assert evaluate(slo, answers(10, failed[0]), 1.0).holds, "the 10th of 11, and nothing of the 11th"
     assert not evaluate(slo, answers(18, *failed), 1.0).holds, (
         "the 19th of 20 is between one that failed and one that did not"
     )
