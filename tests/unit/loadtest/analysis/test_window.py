@@ -92,6 +92,7 @@ def test_what_flows_in_a_window_by_hand() -> None:
     assert tokens_in(window, [inside]) == 3  # 1.0 itself is before it
     assert tokens_in(window, [replace(inside, chunk_tokens=(1, 1, 1, 1, 7))]) == 9
     assert tokens_in(window, [replace(inside, output_tokens=10)]) == pytest.approx(6)
+    assert tokens_in(window, [record("batched", chunks=0, tokens=5)]) == 0  # nobody saw them arrive
     assert ended_in(window, [inside]) == 1
     assert mean_in_flight(window, [inside]) == pytest.approx(0.75)
     assert window.overlap_s(3.0, 4.0) == 0
