@@ -56,6 +56,7 @@ def test_lanes_are_compared_at_equal_load_and_kinds_of_load_apart() -> None:
     stages += [at("speculative", users[1], 0.01), at("speculative", users[0], 0.01)]
     by_rate, by_users = find_crossovers(stages, STRATEGIES)
     assert (by_rate.unit, by_users.unit) == ("requests/s, poisson", "users")
+    assert (by_rate.workload, by_rate.lane, by_rate.baseline) == ("copy", "speculative", "batched")
     assert [each.level for each in by_rate.speed_ups] == [2.0, 8.0]
     assert by_rate.tpot.verdict is Verdict.UP_TO
     assert 2 < by_rate.tpot.levels[0] < 8

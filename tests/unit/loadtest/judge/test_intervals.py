@@ -177,7 +177,12 @@ def test_the_interval_of_a_ratio_leaves_out_two_and_a_half_percent_on_either_sid
     found = percentile_ratio([float(rank) for rank in range(1, 101)], [0.5, 0.5], 50)
     assert found is not None
     assert found.value == 101
-    assert (found.low, found.high) == pytest.approx((81, 121), abs=2)
+    assert found.low is not None
+    assert found.high is not None
+    assert (found.low, found.high) == pytest.approx(
+        (81.4, 120.6), abs=2
+    )  # 1.96 sqrt(n / 4) ranks on either side
+    assert found.low + found.high == pytest.approx(202, abs=1), "as much on one side as on the other"
 
 
 def test_a_rate_is_never_below_zero() -> None:
