@@ -90,7 +90,7 @@ def _may_wait(request: SchedulingRequest, lab: LabView, limits: QueueLimits) -> 
     share = limits.tenant_share
     tenant_requests = max(1, int(share * limits.max_requests))
     tenant_tokens = max(request.reserved_tokens, int(share * limits.max_tokens))
-    if share < 1 and (fault := _over(lab.tenant_waiting, request, tenant_requests, tenant_tokens)):
+    if fault := _over(lab.tenant_waiting, request, tenant_requests, tenant_tokens):
         message = f"tenant {request.tenant!r} fills its share of the waiting queue ({share:g}): {fault}"
         return Refusal(Reason.TENANT_OVER_SHARE, message, _retry_after_s(lab))
     return None

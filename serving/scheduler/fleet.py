@@ -101,7 +101,7 @@ class Fleet:
             if wide:
                 replicas, limits = [replicas[i] for i in wide], [limits[i] for i in wide]
             # One that is wider than the limit runs alone: else it would wait for ever.
-            fullest = [limit - min(eligibility.num_sequences, limit) if limit else -1 for limit in limits]
+            fullest = [limit - min(eligibility.num_sequences, limit) for limit in limits]
             lanes = frozenset(replica.info.lane for replica in replicas)
             places = self._by_eligibility[eligibility] = Places(
                 tuple(replicas), tuple(limits), tuple(fullest), lanes, sum(limits)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from serving.core.latency import (
     IncompleteTimelineError,
     RequestTimeline,
+    choices_of,
     e2e_latency_s,
     inter_chunk_latencies_s,
     percentile,
@@ -72,6 +73,15 @@ def test_choices_of_one_token_each_have_no_tpot() -> None:
     firsts = RequestTimeline(0, 0, (1.0, 1.5), 2, 2, chunk_choice=(0, 1))
     assert tpot_s(firsts) is None
     assert inter_chunk_latencies_s(firsts) == ()
+
+
+@pytest.mark.parametrize(
+    ("choice_of_chunk", "noted"), [((), ()), ((0, 0), ()), ((1, 1), ()), ((0, 1, 0), (0, 1, 0))]
+)
+def test_choices_are_noted_where_there_are_several(
+    choice_of_chunk: tuple[int, ...], noted: tuple[int, ...]
+) -> None:
+    assert choices_of(choice_of_chunk) == noted
 
 
 def test_a_choice_is_named_for_every_chunk_or_for_none() -> None:

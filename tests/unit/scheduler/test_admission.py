@@ -76,6 +76,18 @@ def test_refused_for_the_labs_state(lab: LabView, reason: Reason, text: str) -> 
     assert text in refusal.message
 
 
+@pytest.mark.parametrize(
+    ("lab", "retry_after_s"),
+    [(replace(IDLE, is_draining=True), None), (replace(BUSY, num_eligible=0, drain_rate_rps=0.1), 1)],
+)
+def test_a_replica_may_be_back_at_once_and_a_lab_that_drains_never_is(
+    lab: LabView, retry_after_s: int | None
+) -> None:
+    refusal = decide(lab)
+    assert refusal is not None
+    assert refusal.retry_after_s == retry_after_s
+
+
 def test_more_tokens_than_may_ever_wait_is_too_long() -> None:
     refusal = decide(BUSY, tokens=101)
     assert refusal is not None

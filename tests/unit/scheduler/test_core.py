@@ -10,7 +10,7 @@ from serving.config import ORDERS
 from serving.core.errors import LeaseError, Reason
 from serving.core.lane import Strategy
 from serving.core.request import Lease, ReplicaVerdict, RequestEnd, SchedulingRequest
-from serving.scheduler.core import SchedulerCore
+from serving.scheduler.core import SchedulerCore, WaitingGroup
 from tests.unit.scheduler.examples import core, placed, replica, request
 
 
@@ -29,6 +29,7 @@ def test_a_request_is_placed_booked_and_given_back() -> None:
     assert made.submit(request("a", tokens=30), 5) is None
     (grant,) = made.dispatch(7)
     assert (grant.lease, grant.replica.replica_id, grant.waited_s) == (Lease("a", "r", 30), "r", 2)
+    assert grant.request.request_id == "a"
     assert load_of(made, "r") == (1, 30)
     made.release("a", 9)
     assert load_of(made, "r") == (0, 0)
@@ -217,6 +218,7 @@ def test_who_waited_too_long_is_refused_and_nobody_else() -> None:
         "(the request's deadline, x-max-queue-ms or scheduler.max_queue_wait_s)"
     )
     assert made.refusals == {Reason.QUEUE_TIMEOUT: 1}
+    assert made.last_refusals[-1].at_s == 11
     assert (made.num_waiting, made.num_leases) == (1, 1)
     made.release("runs", 12)
     assert placed(made, 12) == [("new", "r")], "the expired one is not placed any more"
@@ -319,6 +321,19 @@ def test_same_seed_same_placements() -> None:
 
     assert run(1) == run(1)
     assert run(1) != run(2)
+
+
+def test_a_replica_that_comes_back_is_not_taken_to_know_a_prompt() -> None:
+    made = core(
+        *(replica(name, max_running=9) for name in "ab"), placement="prefix_affinity", prefix_gap_tokens=1000
+    )
+    made.submit(request("first", prefix_blocks=(1, 2)), 0)
+    ((_, knew),) = placed(made)
+    made.replica_gone(knew)
+    made.replica_ready(replica(knew, max_running=9))
+    made.submit(request("again", prefix_blocks=(1, 2)), 0)
+    ((_, where),) = placed(made)
+    assert where != knew, "its cache is empty, and the other has nothing to do"
 
 
 # Order, as the core puts it to work
@@ -433,6 +448,15 @@ def test_the_lower_bands_leave_slots_and_places_to_the_higher_ones() -> None:
     assert waiting == {"low": 2, "normal": 1, "high": 1}
 
 
+def test_the_lower_bands_leave_tokens_to_the_higher_ones() -> None:
+    bands = [{"name": "high", "reserved_share": 0.25}, {"name": "low"}]
+    made = core(replica("r"), bands=bands, order="priority", default_band="low", max_waiting_tokens=100)
+    made.adopt(Lease("busy", "r", 1))
+    assert refusal_of(made, request("a", tokens=75, band=1)) is None
+    assert refusal_of(made, request("b", tokens=1, band=1)) is Reason.QUEUE_FULL
+    assert refusal_of(made, request("c", tokens=25, band=0)) is None
+
+
 def test_reserved_shares_mean_nothing_where_bands_do_not_go_first() -> None:
     bands = [{"name": "high", "reserved_share": 0.5}, {"name": "normal"}]
     made = core(replica("r", max_running=2), bands=bands, order="fcfs")
@@ -450,6 +474,20 @@ def test_a_large_reserved_share_leaves_the_rest_and_not_nothing() -> None:
     assert refusal_of(made, request("b", band=1)) is Reason.QUEUE_FULL
     made.withdraw("a", 0)
     made.withdraw("busy", 0)
+
+
+def test_who_waits_for_what_is_told_by_group_the_largest_first() -> None:
+    bands = [{"name": "high"}, {"name": "low"}]
+    made = core(replica("r"), bands=bands, order="priority", default_band="low")
+    made.adopt(Lease("busy", "r", 1))
+    for name, lane, tenant, band in (("1", None, "a", 0), ("2", "batched", "b", 1), ("3", "batched", "b", 1)):
+        made.submit(request(name, lane, tokens=20, tenant=tenant, band=band), 0)
+    assert made.waiting_groups() == [
+        WaitingGroup("batched", "low", "b", requests=2, tokens=40),
+        WaitingGroup(None, "high", "a", requests=1, tokens=20),
+    ]
+    assert made.waiting_by_lane() == {None: 1, "batched": 2}
+    assert made.waiting_by_band() == {"high": 1, "low": 2}
 
 
 # Admission, with what the core knows
@@ -505,6 +543,17 @@ def test_who_waits_for_a_lane_is_ahead_of_who_would_take_any() -> None:
     assert refusal_of(made, request("e", max_queue_s=17.0), 4) is None
 
 
+def test_a_lane_s_wait_is_expected_from_its_own_requests() -> None:
+    made = core(replica("s", "slow"), replica("f", "fast"), max_queue_wait_s=600)
+    for lane, held_s in (("slow", 100), ("fast", 1)):
+        assert refusal_of(made, request(lane, lane)) is None
+        made.dispatch(0)
+        made.release(lane, held_s, RequestEnd(ReplicaVerdict.HEALTHY, 0.1))
+        made.adopt(Lease(f"busy {lane}", lane[0], 1))
+    assert refusal_of(made, request("a", "fast", max_queue_s=9.0), 100) is None
+    assert refusal_of(made, request("b", "slow", max_queue_s=9.0), 100) is Reason.DEADLINE_UNREACHABLE
+
+
 def test_requests_that_an_engine_refused_say_nothing_of_the_wait() -> None:
     made = core(replica("r"), max_queue_wait_s=600)
     run_one(made, "done", starts_s=0, ends_s=10, first_token_s=1.0)
@@ -542,6 +591,7 @@ def test_nobody_is_run_now_while_the_scheduler_settles() -> None:
         ({"ttft_deadline_s": 4.0}, 4),
         ({"ttft_deadline_s": 4.0, "max_queue_s": 3.0}, 3),
         ({"max_queue_s": 3.0, "age_s": 1.0, "waited_s": 1.0}, 2),
+        ({"age_s": 50.0, "waited_s": 4.0}, 6),
         ({"max_queue_s": 3.0, "age_s": 50.0}, 3),
         ({"ttft_deadline_s": 3.0, "age_s": 1.0}, 2),
     ],
@@ -602,6 +652,22 @@ def test_a_replica_that_fails_in_a_row_is_left_alone_then_tried_with_one_request
     assert placed(made, 9) == [("b", "r"), ("c", "r")]
 
 
+def test_a_probe_that_fails_is_followed_by_another_after_the_cooldown() -> None:
+    made = core(replica("r", max_running=4), breaker_failures=1, breaker_cooldown_s=2)
+    for at_s in (0, 2, 4):
+        fail(made, f"at {at_s} s", at_s)
+        made.submit(request(f"waits from {at_s} s"), at_s)
+        assert placed(made, at_s + 1.9) == []
+        made.withdraw(f"waits from {at_s} s", at_s + 1.9)
+
+
+def test_a_replica_whose_engine_died_gets_nothing_after_one_failure() -> None:
+    made = core(replica("r", max_running=4), breaker_failures=3)
+    run_one(made, "kills", starts_s=0, ends_s=1, verdict=ReplicaVerdict.DIED)
+    made.submit(request("next"), 1)
+    assert placed(made, 1) == []
+
+
 def test_a_probe_whose_client_leaves_makes_way_for_another() -> None:
     made = core(replica("r", max_running=4), breaker_failures=1, breaker_cooldown_s=2)
     fail(made, "f", 0)
@@ -631,10 +697,12 @@ def test_the_end_of_a_lease_on_a_replica_that_is_gone_judges_nobody() -> None:
     made = core(replica("r"), breaker_failures=1)
     made.submit(request("a"), 0)
     made.dispatch(0)
+    books = made.replicas()[0].load
     made.replica_gone("r")
     made.release("a", 1, RequestEnd(ReplicaVerdict.FAILED))
     made.replica_ready(replica("r"))
     assert (made.replicas()[0].breaker.failures, load_of(made, "r")) == (0, (0, 0))
+    assert made.replicas()[0].load is not books, "they were closed with its last lease"
 
 
 # Reroutes
@@ -726,6 +794,31 @@ def test_a_wide_request_that_waits_holds_up_no_other_replica() -> None:
     assert name == "narrow"
 
 
+def test_a_narrow_request_goes_beside_the_replica_that_is_kept_for_a_wide_one() -> None:
+    made = core(replica("r1", max_running=4), replica("r2", max_running=4))
+    made.adopt(Lease("x", "r1", 1))
+    made.adopt(Lease("y", "r2", 500, num_sequences=2))
+    made.submit(request("wide", num_sequences=4), 0)
+    made.submit(request("narrow"), 1)
+    assert placed(made, 1) == [("narrow", "r2")], "r1, with the fewest tokens, is kept"
+    assert placed(made, 1) == []
+    made.adopt(Lease("z", "r2", 1))
+    assert refusal_of(made, request("now", max_queue_s=0.0), 2) is Reason.DEADLINE_UNREACHABLE, (
+        "no other has room"
+    )
+
+
+def test_what_is_kept_for_a_wide_request_is_a_replica_that_is_trusted() -> None:
+    made = core(replica("r1", max_running=4), replica("r2", max_running=4), breaker_failures=1)
+    trusted = {"r1": "r2", "r2": "r1"}[fail(made, "f", 0)]
+    made.adopt(Lease("x", trusted, 1))
+    made.submit(request("wide", num_sequences=4), 1)
+    made.submit(request("narrow"), 1)
+    assert placed(made, 1) == []
+    made.release("x", 1)
+    assert placed(made, 1) == [("wide", trusted)]
+
+
 def test_a_wide_request_that_waits_makes_no_free_slot_look_taken() -> None:
     made = core(replica("a1", "a", max_running=4), replica("a2", "a", max_running=4), replica("b", "b"))
     made.adopt(Lease("x", "a1", 1, num_sequences=2))
@@ -771,8 +864,8 @@ def test_demand_is_what_is_booked_and_an_even_part_of_what_waits() -> None:
     made.adopt(Lease("y", "b2", 50))
     made.adopt(Lease("z", "s", 7))
     assert made.demand_tokens() == {"b1": 100, "b2": 50, "s": 7}
-    made.submit(request("pinned", "batched", tokens=40), 0)
-    made.submit(request("free", tokens=20), 0)
+    made.submit(request("pinned", "batched", tokens=41), 0)
+    made.submit(request("free", tokens=21), 0)
     made.submit(request("one", "sequential", tokens=9), 0)
     assert made.demand_tokens() == {"b1": 130, "b2": 80, "s": 16}
 

@@ -65,6 +65,8 @@ def test_drain_rate_is_unknown_until_two_have_ended() -> None:
     rate.record(100)
     assert rate.rps(100) is None, "two ends in one instant say nothing yet"
     assert rate.rps(101) == 2
+    rate.record(102)
+    assert rate.rps(102) == 1.5, "the last may have ended now"
 
 
 def test_drain_rate_falls_while_nothing_ends() -> None:
@@ -82,6 +84,7 @@ def test_drain_rate_forgets_what_is_out_of_its_window() -> None:
     for second in (100, 102, 104):
         rate.record(second)
     assert rate.rps(106) == 0.5
+    assert rate.rps(130) == 0.1, "the oldest is just within it"
     assert rate.rps(200) is None
 
 

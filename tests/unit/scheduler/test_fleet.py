@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from serving.core.request import Lease
 from serving.scheduler.fleet import NOTHING_KEPT, Fleet, Kept
 from serving.scheduler.ledger import Ledger
@@ -128,6 +130,22 @@ def test_a_replica_that_was_gone_comes_back_with_a_clean_record_and_its_load() -
     assert (after.breaker.failures, after.load.running, after.load.outstanding_tokens) == (0, 1, 30)
 
 
+def test_the_books_of_an_idle_replica_are_closed_when_it_leaves() -> None:
+    yard = Yard()
+    yard.fleet.join(replica("a"))
+    books = yard.ledger.load("a")
+    yard.fleet.leave("a")
+    assert yard.ledger.load("a") is not books
+
+
+def test_a_wide_request_may_run_where_it_takes_all_slots_and_not_where_it_lacks_some() -> None:
+    yard = Yard()
+    for name, max_running in (("narrow", 3), ("exact", 4), ("wide", 8)):
+        yard.fleet.join(replica(name, max_running=max_running))
+    assert yard.fleet.places(replace(ANY, num_sequences=4)).limits == (4, 8)
+    assert yard.fleet.places(replace(ANY, num_sequences=9)).limits == (3, 4, 8), "none is wide enough"
+
+
 def test_a_replica_to_avoid_is_out_of_the_question_while_there_is_another() -> None:
     yard = Yard()
     avoids = Eligibility(None, needs_plain_decoding=False, band=0, avoid_replica="a")
@@ -137,3 +155,21 @@ def test_a_replica_to_avoid_is_out_of_the_question_while_there_is_another() -> N
     assert yard.with_room(avoids) == {"b"}
     yard.ledger.acquire(Lease("x", "b", 1))
     assert yard.with_room(avoids) == set(), "better wait than break on the same one again"
+
+
+def test_the_emptiest_replica_that_may_be_used_is_kept_and_for_one_request_only() -> None:
+    yard, wide, kept = Yard(), replace(ANY, num_sequences=4), Kept()
+    for name, num_taken in (("distrusted", 0), ("half", 2), ("emptiest", 1), ("full", 4)):
+        yard.fleet.join(replica(name, max_running=4))
+        if num_taken:
+            yard.ledger.acquire(Lease(name, name, 1, num_sequences=num_taken))
+    distrusted = yard.fleet.get("distrusted")
+    assert distrusted is not None
+    distrusted.breaker.failed("x", 0, is_dead=True)
+    yard.fleet.keep_for(wide, 1, kept)
+    assert (kept.replicas, kept.waiting) == ({"emptiest"}, {wide})
+    assert yard.fleet.has_slot(ANY, 1, kept)
+    assert not yard.fleet.has_slot(wide, 1, kept), "it waits, and is not asked again"
+    yard.fleet.keep_for(replace(wide, band=1), 1, kept)
+    assert kept.replicas == {"emptiest", "half"}
+    assert not yard.fleet.has_slot(ANY, 1, kept)

@@ -272,6 +272,28 @@ def test_fair_keeps_a_bounded_number_of_idle_tenants_and_all_who_wait(
     assert policy.knows("waits")
 
 
+def test_fair_forgets_the_idle_tenants_that_were_served_least_and_never_the_newcomer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(order, "MAX_IDLE_TENANTS", 5)
+    policy = FairTokens()
+    for tenant, tokens in (("a", 400), ("b", 300), ("c", 200), ("d", 100), ("last", 10)):
+        policy.dispatched(request(tenant, tenant=tenant, prompt_tokens=tokens))
+    policy.tenant_arrives("last")
+    assert all(map(policy.knows, ("a", "b", "c", "d"))), "there are not too many yet"
+    policy.tenant_arrives("new")
+    known = {tenant for tenant in ("a", "b", "c", "d", "last", "new") if policy.knows(tenant)}
+    assert known == {"a", "b", "last", "new"}
+
+
+def test_fair_coming_back_forgives_nothing() -> None:
+    policy = FairTokens()
+    for tenant, tokens in (("much", 1000), ("little", 10)):
+        policy.dispatched(request(tenant, tenant=tenant, prompt_tokens=tokens))
+    policy.tenant_arrives("much")
+    assert policy.counter("much") == 1000
+
+
 def test_fair_estimates_who_goes_before_by_turns() -> None:
     policy = FairTokens()
     subqueue = policy.new_subqueue()
@@ -279,3 +301,29 @@ def test_fair_estimates_who_goes_before_by_turns() -> None:
         subqueue.join(waiting(f"a{ticket}", 0, ticket, tenant="a"))
     assert subqueue.num_before(waiting("b", 1, 9, tenant="b")) == 1
     assert subqueue.num_before(waiting("a", 1, 9, tenant="a")) == 9
+
+
+@pytest.mark.parametrize(
+    ("own", "tenant", "others_before"),
+    [
+        (0, "gold", 1),  # a third of a turn of theirs
+        (3, "gold", 2),
+        (0, "free", 3),  # three turns of gold's in one of its own
+        (2, "free", 9),
+    ],
+)
+def test_fair_estimates_turns_by_weight(own: int, tenant: str, others_before: int) -> None:
+    subqueue = FairTokens({"gold": 3}).new_subqueue()
+    other = "free" if tenant == "gold" else "gold"
+    for ticket in range(20):
+        subqueue.join(waiting(f"{other}{ticket}", 0, ticket, tenant=other))
+    for ticket in range(own):
+        subqueue.join(waiting(f"{tenant}{ticket}", 0, ticket, tenant=tenant))
+    assert subqueue.num_before(waiting("new", 1, 99, tenant=tenant)) == own + others_before
+
+
+def test_fair_takes_its_weights_from_the_config() -> None:
+    tenants = [{"name": "gold", "weight": 3}]
+    policy = order_policy(SchedulerConfig.model_validate({"order": "fair", "tenants": tenants}))
+    assert isinstance(policy, FairTokens)
+    assert (policy.weight("gold"), policy.weight("other")) == (3, 1)

@@ -97,6 +97,12 @@ def test_of_two_the_less_loaded_is_taken() -> None:
     assert chosen(policy, [loaded("alone")]) == "alone"
 
 
+def test_of_three_not_always_the_least_loaded_is_taken() -> None:
+    policy = PowerOfTwo(rng(1))
+    candidates = [loaded(str(number), 1, 10 * number) for number in range(3)]
+    assert {chosen(policy, candidates) for _ in range(100)} == {"0", "1"}
+
+
 def test_of_many_any_but_the_most_loaded_may_be_taken_and_light_ones_more_often() -> None:
     policy = PowerOfTwo(rng(1))
     candidates = [loaded(str(number), 1, 10 * number) for number in range(5)]
@@ -114,7 +120,7 @@ def seen_by(policy: PrefixAffinity, target: ReplicaState, *blocks: int) -> None:
 
 def test_the_longest_known_prefix_wins_within_the_gap() -> None:
     policy = PrefixAffinity(rng(), gap_tokens=100)
-    a, b, idle = loaded("a", 1, 100), loaded("b", 1, 90), loaded("idle")
+    a, b, idle = loaded("a", 1, 150), loaded("b", 1, 140), loaded("idle", 1, 50)
     seen_by(policy, a, 1, 2, 3)
     seen_by(policy, b, 1, 2)
     wanted = request("x", prefix_blocks=(1, 2, 3, 4))

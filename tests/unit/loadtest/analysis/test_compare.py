@@ -137,7 +137,7 @@ def test_capacities() -> None:
     bound = LoadedRun(summary(capacities=[capacity("batched", 2.0, is_lower_bound=True)]), {})
     none = LoadedRun(summary(capacities=[capacity("batched", None)]), {})
     (pair,) = compare(a, b).capacities
-    assert pair.ratios[0].change is Change.BETTER
+    assert (pair.ratios[0].a, pair.ratios[0].b, pair.ratios[0].change) == (1.0, 2.0, Change.BETTER)
     for other, basis in (
         (bound, "one of them is only a lower bound"),
         (none, "none was found in one of them"),

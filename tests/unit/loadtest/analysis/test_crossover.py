@@ -56,6 +56,7 @@ def test_lanes_are_compared_at_equal_load_and_kinds_of_load_apart() -> None:
     stages += [at("speculative", users[1], 0.01), at("speculative", users[0], 0.01)]
     by_rate, by_users = find_crossovers(stages, STRATEGIES)
     assert (by_rate.unit, by_users.unit) == ("requests/s, poisson", "users")
+    assert (by_rate.workload, by_rate.lane, by_rate.baseline) == ("copy", "speculative", "batched")
     assert [each.level for each in by_rate.speed_ups] == [2.0, 8.0]
     assert by_rate.tpot.verdict is Verdict.UP_TO
     assert 2 < by_rate.tpot.levels[0] < 8
@@ -81,10 +82,25 @@ def test_a_level_that_may_not_be_used_or_was_cut_is_left_out() -> None:
 
 def test_repeats_decide_and_not_the_requests_within_them() -> None:
     """Three repeats that differ by a tenth settle nothing of a twentieth, however many requests each holds."""
-    ours = replace(at("speculative", ClosedLoop(1), 0.01), repeat_tpot_p50_s=(0.0190, 0.0171, 0.0209))
-    theirs = replace(at("batched", ClosedLoop(1), 0.01), repeat_tpot_p50_s=(0.02, 0.02, 0.02))
+    ours = replace(
+        at("speculative", ClosedLoop(1), 0.01),
+        repeat_tpot_p50_s=(0.0190, 0.0171, 0.0209),
+        repeat_tokens_per_s=(105.0, 95.0, 115.0),
+    )
+    theirs = replace(
+        at("batched", ClosedLoop(1), 0.01),
+        repeat_tpot_p50_s=(0.02, 0.02, 0.02),
+        repeat_tokens_per_s=(100.0, 100.0, 100.0),
+    )
     (crossover,) = find_crossovers([ours, theirs], STRATEGIES)
     assert crossover.tpot.verdict is Verdict.OPEN
     assert crossover.repeats == 3
     assert crossover.smallest_tpot is not None
     assert crossover.smallest_tpot > 1.2
+    assert crossover.throughput.verdict is Verdict.OPEN
+    assert crossover.smallest_throughput is not None
+    assert crossover.smallest_throughput > 1.2
+    cut_short = replace(theirs, repeat_tpot_p50_s=(0.02, 0.02))
+    assert find_crossovers([ours, cut_short], STRATEGIES)[0].repeats == 2
+    nothing = replace(theirs, repeat_tpot_p50_s=(None, None, None))
+    assert find_crossovers([ours, nothing], STRATEGIES)[0].repeats == 0

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from loadtest.analysis.run_summary import probe_of, summarize
 from loadtest.analysis.stage_summary import Repeat, make_repeat, summarize_stage
 from loadtest.analysis.summary import Summary, Verdict, summary_json
-from loadtest.client.lab import GatewayScrape, LaneCounts, Scrape
+from loadtest.client.lab import GatewayScrape, LaneCounts, PrefixCounts, ReplicaScrape, Scrape
 from loadtest.client.record import RequestRecord
 from loadtest.judge.capacity import SearchSettings
 from loadtest.judge.estimate import Estimate
@@ -248,7 +248,8 @@ def test_a_stage_that_was_killed_has_records_and_no_row() -> None:
 def test_a_sweep_finds_its_capacity_again_from_its_records() -> None:
     # The objective holds up to 8 requests/s; 16 and whatever lies between are too much.
     settings = SearchSettings(99.0, resolution=1.0, repeats=2)
-    stages, records = [], []
+    stage, records = open_stage(2.0)
+    stages = [replace(stage, stop_reason="interrupted")]  # by the user, who resumed the sweep
     for rate_per_s, repeat in ((4.0, 0), (8.0, 0), (16.0, 0), (8.0, 1), (16.0, 1)):
         stage, found = open_stage(rate_per_s, repeat, ttft_s=0.1 if rate_per_s <= 8 else 3.0)
         stages.append(stage)
@@ -272,6 +273,27 @@ def test_a_probe_that_was_given_up_does_not_hold() -> None:
     assert probe_of(make_repeat(stage, records), slo).holds
     hopeless = replace(stage, is_cut=True, stop_reason="stage_hopeless")
     assert not probe_of(make_repeat(hopeless, records), slo).holds
+
+
+def test_prefix_hits_are_summed_over_repeats_before_they_are_divided() -> None:
+    def scraped(queries: int, hits: int) -> Scrape:
+        return Scrape((ReplicaScrape("batched", "b-1", None, None, PrefixCounts(queries, hits)),))
+
+    records = [record("batched")]
+    repeats = [
+        Repeat(stage_run(records, scraped(*before), scraped(*after)), tuple(records))
+        for before, after in (((100, 90), (200, 140)), ((200, 140), (500, 290)))
+    ]
+    assert summarize_stage(repeats).prefix_hit_rate == pytest.approx(200 / 400)
+    assert summarize_stage([Repeat(stage_run(records), tuple(records))]).prefix_hit_rate is None
+
+
+def test_a_lane_s_replicas_are_its_own() -> None:
+    run, records = whole_run()
+    extra = {"replica": "batched-2", "lane": "batched", "engine": "vllm", "engine_version": "1.2"}
+    run = replace(run, run=replace(run.run, replicas=[*run.run.replicas, extra]))
+    found = {lane.lane: lane.replicas for lane in summarize(run, records).lanes}
+    assert found == {"sequential": 1, "batched": 2, "speculative": 1}
 
 
 def test_speculation_is_summed_over_repeats_and_not_over_what_ran_between() -> None:

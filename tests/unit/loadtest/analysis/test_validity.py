@@ -23,6 +23,7 @@ def reasons(
     offered_per_s: float | None = 10.0,
     achieved_per_s: float = 9.8,
     ttft_p50_s: float | None = 0.2,
+    unreached: float = 0.10,
     agreements: tuple[Agreement, ...] = (),
     **client: Any,
 ) -> tuple[str, ...]:
@@ -32,6 +33,7 @@ def reasons(
         achieved_per_s=achieved_per_s,
         ttft_p50_s=ttft_p50_s,
         agreements=agreements,
+        unreached=unreached,
     )
 
 
@@ -42,6 +44,7 @@ def test_a_client_at_each_of_its_limits_is_good() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
+        ({"unreached": 0.11}, "11% of requests got no connection, the limit 10%"),
         ({"achieved_per_s": 9.79}, "it began 9.79 requests/s of 10 offered, 97.9%, below 98%"),
         ({"dispatch_lag_p99_s": 0.0511}, "dispatch lag p99 is 51 ms, the limit 50 ms"),
         ({"cpu_share": 0.91}, "91% of a core per process, the limit 90%"),
@@ -64,6 +67,7 @@ def test_each_fault_of_the_client_is_named(change: dict[str, Any], reason: str) 
 def test_a_slow_server_is_no_fault_of_the_client() -> None:
     # Saturated: TTFT of a minute. The lag allowed grows with it, and nothing else looks at the server.
     assert reasons(ttft_p50_s=60.0, dispatch_lag_p99_s=2.9) == ()
+    assert "lag p99 is 3100 ms, the limit 3000 ms" in reasons(ttft_p50_s=60.0, dispatch_lag_p99_s=3.1)[0]
     assert reasons(ttft_p50_s=None) == ()
 
 
@@ -77,7 +81,7 @@ def test_what_was_not_measured_is_no_fault() -> None:
 
 
 def test_kernel_stamps_make_a_late_read_harmless() -> None:
-    assert reasons(read_lag_p99_s=0.1, kernel_stamped=1.0) == ()
+    assert reasons(read_lag_p99_s=0.5, kernel_stamped=0.999) == ()
 
 
 def test_an_agreement_that_holds_is_no_reason() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from loadtest.analysis.stage_summary import Repeat, make_repeat, summarize_stage
-from loadtest.analysis.window import Window, ended_in, mean_in_flight, tokens_in
+from loadtest.analysis.window import Window, ended_in, mean_in_flight, offered_s, steady_window, tokens_in
 from loadtest.client.record import RequestRecord
 from loadtest.judge.slo import parse_slo
 from loadtest.offer.load import ClosedLoop, constant_rate
@@ -92,6 +92,54 @@ def test_what_flows_in_a_window_by_hand() -> None:
     assert tokens_in(window, [inside]) == 3  # 1.0 itself is before it
     assert tokens_in(window, [replace(inside, chunk_tokens=(1, 1, 1, 1, 7))]) == 9
     assert tokens_in(window, [replace(inside, output_tokens=10)]) == pytest.approx(6)
+    assert tokens_in(window, [record("batched", chunks=0, tokens=5)]) == 0  # nobody saw them arrive
     assert ended_in(window, [inside]) == 1
     assert mean_in_flight(window, [inside]) == pytest.approx(0.75)
     assert window.overlap_s(3.0, 4.0) == 0
+    assert (window.holds(1.0), window.holds(2.0)) == (False, True)
+
+
+def due(at_s: float, answer_s: float = 1.0, *, is_warmup: bool = False) -> RequestRecord:
+    made = record("batched", scheduled_at_s=at_s, ttft_s=answer_s, chunks=1)
+    return replace(made, label=replace(made.label, is_warmup=is_warmup))
+
+
+RATE = StagePlan("batched", "copy", constant_rate(1.0, 10.0), 10)
+USERS = StagePlan("batched", "copy", ClosedLoop(2), 10)
+
+
+@pytest.mark.parametrize(
+    ("plan", "records", "window"),
+    [
+        # From the last user's coming, without a lead-in from the first request, to the last end.
+        (USERS, [due(5, is_warmup=True), due(6, is_warmup=True), due(7), due(8)], Window(6, 9)),
+        (USERS, [due(7), due(8)], Window(7, 9)),
+        (USERS, [due(7, answer_s=0.0)], None),
+        # From the first whole answer, or the first that counts, to the end of the schedule or the last due instant.
+        (RATE, [due(5), due(8)], Window(6, 13)),
+        (RATE, [due(4, is_warmup=True), due(6), due(8)], Window(6, 13)),
+        (RATE, [due(5), due(14)], Window(6, 14)),
+        (RATE, [due(5, answer_s=8.0)], None),
+        (RATE, [due(5, is_warmup=True)], None),
+        (RATE, [], None),
+    ],
+)
+def test_the_steady_part_by_hand(
+    plan: StagePlan, records: list[RequestRecord], window: Window | None
+) -> None:
+    """The load began at 3 s; a schedule has 10 s."""
+    assert steady_window(plan, 3.0, records) == window
+
+
+@pytest.mark.parametrize(
+    ("records", "length_s"),
+    [
+        ([due(5), due(8)], 10),
+        ([due(4, is_warmup=True), due(6), due(8)], 7),  # from the first that counts
+        ([due(5), due(15)], 12),  # to the last due instant
+        ([due(4, is_warmup=True), due(14)], 0),  # all in one instant, after the schedule
+        ([due(4, is_warmup=True)], 0),
+    ],
+)
+def test_how_long_requests_were_offered_by_hand(records: list[RequestRecord], length_s: float) -> None:
+    assert offered_s(RATE, 3.0, records) == length_s

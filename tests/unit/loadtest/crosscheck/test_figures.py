@@ -40,7 +40,7 @@ def stream(
     }
 
 
-SENT = [stream(0, [300, 340, 420], 4, 421), stream(1000, [1200, 1240, 1280], 4, 2000)]
+SENT = [stream(5000, [5300, 5340, 5420], 4, 5421), stream(6000, [6200, 6240, 6280], 4, 7000)]
 
 
 def test_the_truth_of_two_streams() -> None:

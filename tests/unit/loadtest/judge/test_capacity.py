@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.judge.capacity import Capacity, CapacitySearch, Probe, SearchSettings
+from loadtest.judge.capacity import Bracket, Capacity, CapacitySearch, Probe, SearchSettings
 
 Server = Callable[[float, int], Probe]
 
@@ -130,9 +130,29 @@ def test_no_rate_holds() -> None:
     assert [each.rate_per_s for each in found.probes] == [8.0, 4.0, 2.0, 1.0, 0.5]
 
 
-def test_the_budget_of_time_is_kept() -> None:
-    found = search(SearchSettings(1.0, max_s=30.0, max_probes=100), server(9.0), took_s=7.0)
-    assert len(found.probes) == 4  # a fifth would end at 35 s
+def test_no_rate_below_the_lowest_is_tried() -> None:
+    found = search(SearchSettings(8.0, lowest_rate_per_s=2.0), server(0.0))
+    assert [each.rate_per_s for each in found.probes] == [8.0, 4.0, 2.0]
+
+
+def test_a_repeat_begins_with_a_small_step_and_widens_it() -> None:
+    bracket = Bracket(10.0, step=1.1, resolution=0.1)
+    rates: list[float] = []
+    while len(rates) < 6:
+        rate = bracket.next_rate()
+        assert rate is not None
+        rates.append(rate)
+        bracket.record(probe(rate, 0, holds=True))
+    assert rates == [10.0, 11.0, 13.3, 19.5, 39.0, 78.0]  # times 1.1, 1.1^2, 1.1^4, then 2
+
+
+@pytest.mark.parametrize(
+    ("max_s", "took_s"),
+    [(34.0, 7.0), (28.0, 7.0), (1.0, 0.25)],  # a fifth would end at 35 s, at 35 s, at 1.25 s
+)
+def test_the_budget_of_time_is_kept(max_s: float, took_s: float) -> None:
+    found = search(SearchSettings(1.0, max_s=max_s, max_probes=100), server(9.0), took_s=took_s)
+    assert len(found.probes) == 4
     # Cut in its first repeat, it still says what it saw: 8 held, and nothing above was tried.
     assert found.is_lower_bound
     assert found.rate_per_s is not None
@@ -150,12 +170,18 @@ def test_a_foreign_probe_is_refused() -> None:
         CapacitySearch("batched", "copy", SearchSettings(4.0)).record(probe(3.0, 0, holds=True))
 
 
+@pytest.mark.parametrize("resolution", [0.02, 1.0])
+def test_both_ends_of_the_resolution_are_allowed(resolution: float) -> None:
+    assert SearchSettings(1.0, resolution).resolution == resolution
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"first_rate_per_s": 0}, "first_rate_per_s=0 must be above 0"),
         ({"first_rate_per_s": math.nan}, "must be above 0"),
         ({"first_rate_per_s": 1, "resolution": 0.001}, "resolution=0.001 must be in 0.02..1"),
+        ({"first_rate_per_s": 1, "resolution": 1.5}, "resolution=1.5 must be in 0.02..1"),
         ({"first_rate_per_s": 1, "repeats": 0}, "repeats=0 must be at least 1"),
         ({"first_rate_per_s": 1, "max_probes": 0}, "max_probes=0 must be at least 1"),
         ({"first_rate_per_s": 1, "max_s": 0}, "max_s=0 must be above 0"),

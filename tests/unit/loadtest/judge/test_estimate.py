@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from loadtest.judge.estimate import Estimate, ratio_of_estimates
+from loadtest.judge.estimate import Estimate, is_settled, ratio_of_estimates
 
 
 def test_a_ratio_of_estimates_against_numbers_worked_by_hand() -> None:
@@ -28,6 +28,32 @@ def test_the_interval_of_a_ratio_covers_the_truth_as_often_as_it_says() -> None:
     assert 0.92 <= covered / 400 <= 0.98
 
 
-@pytest.mark.parametrize("a", [Estimate(1.0), Estimate(1.0, -0.2, 2.2), Estimate(1.0, 0.0, 2.0)])
+@pytest.mark.parametrize(
+    "a",
+    [
+        Estimate(1.0),
+        Estimate(1.0, 0.9, None),
+        Estimate(1.0, None, 1.1),
+        Estimate(1.0, -0.2, 2.2),
+        Estimate(1.0, 0.0, 2.0),
+    ],
+)
 def test_a_ratio_has_no_interval_where_a_term_has_none_above_zero(a: Estimate) -> None:
     assert ratio_of_estimates(a, Estimate(2.0, 1.9, 2.1)) == Estimate(2.0)
+    assert ratio_of_estimates(Estimate(2.0, 1.9, 2.1), a) == Estimate(0.5)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "settled"),
+    [
+        (Estimate(2.0), None),
+        (Estimate(2.0, 1.5, None), None),
+        (Estimate(2.0, None, 3.0), None),
+        (Estimate(2.0, 1.5, 3.0), True),
+        (Estimate(0.5, 0.4, 0.6), True),
+        (Estimate(1.2, 1.0, 1.4), False),  # an end on 1 does not leave it out
+        (Estimate(0.8, 0.6, 1.0), False),
+    ],
+)
+def test_a_ratio_is_settled_where_its_interval_leaves_one_out(ratio: Estimate, settled: bool | None) -> None:
+    assert is_settled(ratio) is settled

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadtest.judge.estimate import Estimate
 from loadtest.judge.intervals import (
     geometric_mean_of_repeats,
     mean_of_rates,
@@ -97,6 +98,7 @@ def test_few_values_have_a_percentile_and_no_interval() -> None:
         (15, 148, 0.0624, 0.1605),
         (0, 20, 0.0, 0.1611),
         (1, 29, 0.0061, 0.1718),
+        (20, 20, 0.8389, 1.0),  # the third, mirrored
     ],
 )
 def test_wilson_is_the_published_one(successes: int, total: int, low: float, high: float) -> None:
@@ -110,7 +112,20 @@ def test_what_is_no_share_is_refused(successes: int, total: int) -> None:
         wilson(successes, total)
 
 
-@pytest.mark.parametrize(("degrees", "t"), [(1, 12.706), (2, 4.303), (10, 2.228), (40, 2.021), (100, 1.984)])
+@pytest.mark.parametrize(
+    ("degrees", "t"),
+    [
+        (1, 12.706),
+        (2, 4.303),
+        (3, 3.182),
+        (5, 2.571),
+        (7, 2.365),
+        (10, 2.228),
+        (15, 2.131),
+        (40, 2.021),
+        (100, 1.984),
+    ],
+)
 def test_student_is_the_table(degrees: int, t: float) -> None:
     assert student_t(degrees) == pytest.approx(t, abs=6e-4)
 
@@ -133,6 +148,9 @@ def test_geometric_mean_is_between_factors() -> None:
     assert found.high is not None
     assert found.value == pytest.approx(2.0)
     assert found.low * found.high == pytest.approx(4.0)  # even by factors
+    assert math.log(found.high) == pytest.approx(math.log(2) + 12.706 * math.log(2), abs=1e-3)
+    assert geometric_mean_of_repeats([1.0]) == Estimate(1.0)
+    assert geometric_mean_of_repeats([]) is None
 
 
 def test_the_ratio_of_two_samples_finds_the_truth_and_repeats() -> None:
@@ -149,7 +167,29 @@ def test_the_ratio_of_two_samples_finds_the_truth_and_repeats() -> None:
     assert percentile_ratio([], fast, 50) is None
 
 
+def test_the_ratio_of_a_single_value_has_no_interval_and_one_to_zero_is_none() -> None:
+    assert percentile_ratio([3.0], [1.5, 1.5], 50) == Estimate(2.0)
+    assert percentile_ratio([1.0, 2.0], [0.0, 0.0], 50) is None
+
+
+def test_the_interval_of_a_ratio_leaves_out_two_and_a_half_percent_on_either_side() -> None:
+    """Against a constant it is that of a median: of 100 values, ranks 40 to 61 or the half-way between two."""
+    found = percentile_ratio([float(rank) for rank in range(1, 101)], [0.5, 0.5], 50)
+    assert found is not None
+    assert found.value == 101
+    assert found.low is not None
+    assert found.high is not None
+    assert (found.low, found.high) == pytest.approx(
+        (81.4, 120.6), abs=2
+    )  # 1.96 sqrt(n / 4) ranks on either side
+    assert found.low + found.high == pytest.approx(202, abs=1), "as much on one side as on the other"
+
+
 def test_a_rate_is_never_below_zero() -> None:
     found = mean_of_rates([10.0, 400.0])
     assert found is not None
-    assert found.low == 0
+    assert (found.value, found.low) == (205, 0)
+    assert found.high == pytest.approx(205 + 12.706 * 195, abs=0.1)
+    assert mean_of_rates([10.0]) == Estimate(10.0)
+    assert mean_of_rates([10.0, 10.0]) == Estimate(10.0, 10.0, 10.0)
+    assert mean_of_rates([]) is None

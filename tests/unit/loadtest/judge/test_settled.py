@@ -14,6 +14,7 @@ from loadtest.judge.settled import (
     ratios_by_level,
     smallest_settled,
     standing,
+    with_stage_noise,
 )
 
 NOISE = 0.03  # of a stage's figure: what two runs of the same stage differ by
@@ -56,12 +57,12 @@ def test_what_is_large_enough_is_settled() -> None:
 
 
 def test_levels_are_told_apart_one_by_one() -> None:
-    levels = ratios_by_level([[2.0, 2.05, 1.98], [1.01, 0.98, 1.0], [0.7, 0.71, 0.69], []])
+    levels = ratios_by_level([[2.0, 2.05, 1.98], [], [1.01, 0.98, 1.0], [0.7, 0.71, 0.69]])
     assert [standing(each) for each in levels] == [
         Standing.ABOVE,
+        Standing.UNKNOWN,
         Standing.OPEN,
         Standing.BELOW,
-        Standing.UNKNOWN,
     ]
 
 
@@ -92,3 +93,28 @@ def test_a_design_says_what_it_can_settle() -> None:
 def test_a_ratio_without_interval_says_nothing() -> None:
     assert standing(Estimate(3.0)) is Standing.OPEN
     assert standing(None) is Standing.UNKNOWN
+
+
+def test_a_single_stage_is_taken_to_vary_by_what_is_assumed() -> None:
+    (level,) = ratios_by_level([[2.0]])
+    assert level is not None
+    assert level.high is not None
+    assert (level.value, level.high) == pytest.approx(
+        (2.0, 2 * math.exp(1.9623 * math.sqrt(2) * 0.05)), abs=1e-4
+    )
+
+
+def test_an_interval_from_requests_is_widened_by_the_noise_of_a_stage() -> None:
+    widened = with_stage_noise(Estimate(2.0, 1.8, 2.3))
+    assert widened is not None
+    noise = 1.9623 * math.sqrt(2) * 0.05
+    low, high = (
+        2 / math.exp(math.hypot(math.log(2 / 1.8), noise)),
+        2 * math.exp(math.hypot(math.log(2.3 / 2), noise)),
+    )
+    assert (widened.value, widened.low, widened.high) == pytest.approx((2.0, low, high), abs=1e-4)
+
+
+@pytest.mark.parametrize("ratio", [None, Estimate(2.0), Estimate(2.0, 0.0, 3.0)])
+def test_what_has_no_interval_above_zero_is_not_widened(ratio: Estimate | None) -> None:
+    assert with_stage_noise(ratio) == ratio

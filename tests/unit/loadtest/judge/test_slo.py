@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.client.record import RequestRecord
-from loadtest.judge.slo import Outlook, Slo, evaluate, parse_slo
+from loadtest.judge.slo import Outlook, Slo, decided, evaluate, parse_slo
 from serving.core.latency import percentile, ttft_s
 from tests.unit.loadtest.runs import record
 
@@ -26,6 +26,7 @@ def test_an_objective_as_people_write_it() -> None:
     ]
     assert slo.attainment == 0.95
     assert parse_slo("ttft<2s,e2e<10s@99").attainment == 0.99
+    assert parse_slo("ttft_p100<2s@100").attainment == parse_slo("ttft_p100<2s").limits[0].share == 1
     assert parse_slo("e2e<1.5s").limits[0].share is None
 
 
@@ -56,6 +57,7 @@ def test_what_is_no_objective_is_named(text: str, message: str) -> None:
     ("text", "misses"),
     [
         ("ttft<101ms", ()),
+        ("ttft<100ms", ("ttft<100ms",)),  # at its limit is not below it
         ("ttft<99ms", ("ttft<99ms",)),
         ("tpot<19ms,e2e<1s", ("tpot<19ms",)),
         ("tpot<21ms,e2e<299ms", ("e2e<299ms",)),
@@ -97,7 +99,11 @@ def test_a_failure_meets_nothing() -> None:
     found = evaluate(slo, answers(18, *(record("batched", reason="upstream_broke") for _ in range(2))), 2.0)
     assert found.attainment.value == pytest.approx(0.9)
     assert (found.holds, found.misses, found.binding) == (False, {"failed": 2}, "failed")
-    assert found.goodput_per_s.value == pytest.approx(1.8)
+    assert found.attainment.low is not None
+    assert found.attainment.high is not None
+    assert (found.goodput_per_s.value, found.goodput_per_s.low, found.goodput_per_s.high) == pytest.approx(
+        (1.8, 2 * found.attainment.low, 2 * found.attainment.high)
+    )
 
 
 def test_nineteen_of_twenty_is_95_percent() -> None:
@@ -131,6 +137,37 @@ def test_what_the_user_broke_off_says_nothing() -> None:
     assert found.attainment.value == 1.0
     with pytest.raises(ValueError, match="at least one finished request"):
         evaluate(parse_slo("ttft<2s"), [], 1.0)
+
+
+def given_up(age_s: float, *, has_begun: bool = False) -> RequestRecord:
+    """A request that the tool cut off with its stage; its first token came after 0.1 s or not at all."""
+    cut = record("batched", chunks=int(has_begun), reason="stage_hopeless")
+    return replace(cut, finished_at_s=cut.scheduled_at_s + age_s)
+
+
+@pytest.mark.parametrize(
+    ("cut", "misses"),
+    [
+        (given_up(1.9), ()),
+        (given_up(2.0), ("ttft_p90<2s",)),
+        (given_up(9.9, has_begun=True), ()),
+        (given_up(10.0, has_begun=True), ("e2e<10s",)),
+        (given_up(10.0), ("ttft_p90<2s", "e2e<10s")),
+    ],
+)
+def test_a_request_that_was_given_up_has_missed_what_it_had_broken_by_then(
+    cut: RequestRecord, misses: tuple[str, ...]
+) -> None:
+    slo = parse_slo("ttft_p90<2s,e2e<10s,tpot<1s@50")
+    assert slo.misses(cut) == misses
+    assert decided(slo, [cut]) == ([cut] if misses else []), "of the others nobody knows"
+
+
+def test_a_request_that_was_given_up_late_stands_in_the_percentile_and_another_nowhere() -> None:
+    slo = parse_slo("ttft_p90<2s@50")
+    assert evaluate(slo, answers(8, given_up(1.9), given_up(1.9)), 1.0).holds
+    late = evaluate(slo, answers(8, given_up(2.0), given_up(2.0)), 1.0)
+    assert (late.attainment.value, late.holds) == (0.8, False)
 
 
 def can_still_hold(
@@ -176,6 +213,7 @@ def test_failures_are_infinitely_late_in_every_percentile() -> None:
     failed = [record("batched", number=n, reason="upstream_broke") for n in range(2)]
     slo = parse_slo("ttft_p90<2s@50")
     assert evaluate(slo, answers(18, failed[0]), 1.0).holds
+    assert evaluate(slo, answers(10, failed[0]), 1.0).holds, "the 10th of 11, and nothing of the 11th"
     assert not evaluate(slo, answers(18, *failed), 1.0).holds, (
         "the 19th of 20 is between one that failed and one that did not"
     )
