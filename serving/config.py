@@ -50,6 +50,8 @@ KEYS_OF_OWN_ENGINES = frozenset(
         "prefix_caching",
         "num_cpus",
         "num_gpus",
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
         "speculation",
         "simulated",
         "autoscaling",
@@ -372,7 +374,10 @@ class LaneConfig(_Settings):
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)  # CUDA engines
     prefix_caching: bool = False
     num_cpus: float = Field(0, ge=0, le=1024)  # what Ray reserves; 0: engines may share cores
-    num_gpus: float = Field(0, ge=0, le=16)
+    num_gpus: float = Field(0, ge=0, le=64)  # what Ray reserves; 0: engines may share a card
+    # One engine over several cards of one machine; Ray then reserves as many, and `num_gpus` need not be said.
+    tensor_parallel_size: int = Field(1, ge=1, le=64)
+    pipeline_parallel_size: int = Field(1, ge=1, le=64)
     # Options of `vllm serve` in its own spelling; what the lab sets itself is refused.
     engine_args: dict[str, JsonValue] | None = None
     speculation: SpeculationConfig | None = None
@@ -453,6 +458,20 @@ class LaneConfig(_Settings):
         return self
 
     @model_validator(mode="after")
+    def _a_card_each(self) -> Self:
+        if self.num_ranks > 1 and self.engine != "vllm":
+            raise ValueError(
+                f"tensor_parallel_size={self.tensor_parallel_size} and pipeline_parallel_size="
+                f"{self.pipeline_parallel_size} are for engine vllm; engine={self.engine}"
+            )
+        if self.num_ranks > 1 and self.num_gpus not in (0, self.num_ranks):
+            raise ValueError(
+                f"num_gpus={self.num_gpus:g} must be left out or be tensor_parallel_size x "
+                f"pipeline_parallel_size = {self.num_ranks}, a card for each"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _starts_in_bounds(self) -> Self:
         scaling = self.autoscaling
         if scaling and not scaling.min_replicas <= self.replicas <= scaling.max_replicas:
@@ -465,6 +484,15 @@ class LaneConfig(_Settings):
     def max_running(self) -> int:
         """Requests the scheduler keeps on one replica at once."""
         return self.max_num_seqs + self.dispatch_margin
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that one engine computes in, each on a card of its own."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    def reserved_gpus(self, device: str) -> float:
+        """What Ray reserves for a replica, on `cpu` or `cuda`."""
+        return self.num_ranks if self.num_ranks > 1 and device == "cuda" else self.num_gpus
 
     @property
     def has_model(self) -> bool:

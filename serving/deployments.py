@@ -38,7 +38,7 @@ from serving.core.ray_application import APP_NAME, ENGINE_RESOURCE, HEAD_RESOURC
 from serving.engines.attached.agent import AttachedLane
 from serving.engines.make import make_engine
 from serving.engines.replica import EngineReplica
-from serving.engines.vllm import environment
+from serving.engines.vllm import choose_device, environment
 from serving.gateway import api_keys
 from serving.gateway.app import build_gateway_app
 from serving.gateway.attached import ServerKeys
@@ -282,7 +282,7 @@ def application(config: LabConfig) -> serve.Application:
             **_scaling(lane),
             ray_actor_options={
                 "num_cpus": lane.num_cpus,
-                "num_gpus": lane.num_gpus,
+                "num_gpus": lane.reserved_gpus(choose_device(config.model)),
                 "resources": {ENGINE_RESOURCE: 1},
             },
             **common,

@@ -29,6 +29,8 @@ REFUSED = {
     "kv-cache-memory-bytes": "is set by lanes[].kv_cache_gib on CPU; on CUDA use lanes[].gpu_memory_utilization",
     "gpu-memory-utilization": "is set by lanes[].gpu_memory_utilization",
     "device-memory-utilization": "is set by lanes[].gpu_memory_utilization",
+    "tensor-parallel-size": "is set by lanes[].tensor_parallel_size",
+    "pipeline-parallel-size": "is set by lanes[].pipeline_parallel_size",
     "speculative-config": _SPECULATION,
     "spec-method": _SPECULATION,
     "spec-model": _SPECULATION,

@@ -4,12 +4,15 @@ processes of its own: `steps.vllm_schedulers` and `vllm_worker`."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
+import math
 import os
 import shlex
 import tempfile
 import time
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -61,13 +64,27 @@ def environment(lane: LaneConfig, model: ModelConfig) -> dict[str, str]:
         "VLLM_CONFIGURE_LOGGING": "1",
     }
     if lane.engine == "vllm" and choose_device(model) == "cpu":
-        cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
         # vLLM's default keeps a core back for others; measured, all cores are better here.
-        variables["VLLM_CPU_OMP_THREADS_BIND"] = cores
+        variables["VLLM_CPU_OMP_THREADS_BIND"] = cores_of_ranks(
+            sorted(os.sched_getaffinity(0)), lane.num_ranks
+        )
         # A CPU engine is one process group on one machine; its workers have no business on the network.
         variables["GLOO_SOCKET_IFNAME"] = "lo"
         variables["VLLM_HOST_IP"] = LOOPBACK
     return variables
+
+
+def cores_of_ranks(cores: Sequence[int], num_ranks: int) -> str:
+    """The cores of each rank of a CPU engine, in vLLM's spelling: even parts, ranks that outnumber them share.
+
+    >>> cores_of_ranks([0, 1, 2], 2)
+    '0,1|2'
+    """
+    bounds = [rank * len(cores) / num_ranks for rank in range(num_ranks + 1)]
+    parts = [
+        cores[math.ceil(lo) : math.ceil(hi)] or [cores[int(lo)]] for lo, hi in itertools.pairwise(bounds)
+    ]
+    return "|".join(",".join(map(str, part)) for part in parts)
 
 
 def command_line(
@@ -95,6 +112,15 @@ def command_line(
         arguments += ["--kv-cache-memory-bytes", str(int(lane.kv_cache_gib * machine.GIB))]
     else:
         arguments += ["--gpu-memory-utilization", str(lane.gpu_memory_utilization)]
+    for option, size in (
+        ("--tensor-parallel-size", lane.tensor_parallel_size),
+        ("--pipeline-parallel-size", lane.pipeline_parallel_size),
+    ):
+        if size > 1:
+            arguments += [option, str(size)]
+    if lane.num_ranks > 1:
+        # Within Ray vLLM may take Ray for its ranks, too, and ask it for cards that the replica holds already.
+        defaults["distributed-executor-backend"] = ["--distributed-executor-backend", "mp"]
     if lane.speculation is not None:
         arguments += ["--speculative-config", json.dumps(speculative_config(lane.speculation))]
         if device == "cpu":

@@ -201,6 +201,21 @@ def test_the_default_lab_has_the_three_lanes_it_promises() -> None:
             "model.path='auto'",
         ),
         (
+            "lanes:\n  - {name: a, strategy: batched, tensor_parallel_size: 2, num_gpus: 1}\n",
+            "lab.yaml: lanes[a]: num_gpus=1 must be left out or be tensor_parallel_size x "
+            "pipeline_parallel_size = 2, a card for each",
+        ),
+        (
+            "lanes:\n  - {name: a, strategy: batched, engine: simulated, simulated: {}, "
+            "pipeline_parallel_size: 2}\n",
+            "lab.yaml: lanes[a]: tensor_parallel_size=1 and pipeline_parallel_size=2 are for engine vllm; "
+            "engine=simulated",
+        ),
+        (
+            ENGINE_ARGS % "tensor-parallel-size: 2",
+            "lab.yaml: lanes[a].engine_args: tensor-parallel-size = 2: is set by lanes[].tensor_parallel_size",
+        ),
+        (
             "lanes:\n  - {name: a, strategy: batched, engine: simulated, simulated: {}, engine_args: {seed: 1}}\n",
             "lab.yaml: lanes[a]: engine_args are options of `vllm serve`; engine=simulated",
         ),
@@ -577,3 +592,10 @@ def test_aliases_that_stand_for_millions_of_values_are_refused(tmp_path: Path) -
     path.write_text("\n".join(rows))
     with pytest.raises(ConfigError, match="the limit is 100000"):
         config.load(path)
+
+
+@pytest.mark.parametrize(("device", "reserved"), [("cuda", 4), ("cpu", 0)])
+def test_ray_reserves_a_card_for_each_rank(device: str, reserved: float) -> None:
+    lane = {"name": "a", "strategy": "batched", "tensor_parallel_size": 2, "pipeline_parallel_size": 2}
+    (found,) = config.from_data({"lanes": [lane]}, "x").lanes
+    assert found.reserved_gpus(device) == reserved

@@ -50,19 +50,20 @@ class Worker:
     memory_gib: int
 
     @classmethod
-    def of(cls, lanes: tuple[LaneConfig, ...]) -> Worker:
+    def of(cls, config: LabConfig) -> Worker:
         """Sized for the largest lane. One engine for each pod, or as many as share one GPU."""
-        gpus_per_engine = max(lane.num_gpus for lane in lanes)
+        lanes, device = config.lanes, "cpu" if config.model.device == "cpu" else "cuda"
+        gpus_per_engine = max(lane.reserved_gpus(device) for lane in lanes)
         engines = max(1, math.floor(1 / gpus_per_engine)) if gpus_per_engine else 1
-        memory_gib = BASE_MEMORY_GIB + SHM_GIB + engines * max(map(_memory_gib, lanes))
+        memory_gib = BASE_MEMORY_GIB + SHM_GIB + engines * max(_memory_gib(lane, device) for lane in lanes)
         cpus = engines * max(MIN_ENGINE_CPUS, *(math.ceil(lane.num_cpus) for lane in lanes))
         return cls(engines, cpus, math.ceil(engines * gpus_per_engine), math.ceil(memory_gib))
 
 
-def _memory_gib(lane: LaneConfig) -> float:
+def _memory_gib(lane: LaneConfig, device: str) -> float:
     if not lane.has_model:
         return MODELLESS_MEMORY_GIB
-    return CUDA_HOST_MEMORY_GIB if lane.num_gpus else ENGINE_MEMORY_GIB + lane.kv_cache_gib
+    return CUDA_HOST_MEMORY_GIB if lane.reserved_gpus(device) else ENGINE_MEMORY_GIB + lane.kv_cache_gib
 
 
 def ray_service(config: LabConfig, cluster: Cluster) -> dict[str, Any]:
@@ -77,7 +78,7 @@ def ray_service(config: LabConfig, cluster: Cluster) -> dict[str, Any]:
                 f"lanes[{lane.name}].engine = 'openai' is not exported to Kubernetes: add its keys and its way "
                 "through the network policy by hand, or use `tandem export serve`"
             )
-    worker = Worker.of(config.lanes)
+    worker = Worker.of(config)
     scales = any(lane.autoscaling for lane in config.lanes)
     ray_cluster: dict[str, Any] = {
         "rayVersion": RAY_VERSION,

@@ -21,6 +21,7 @@ from serving.engines.vllm import (
     choose_device,
     choose_dtype,
     command_line,
+    cores_of_ranks,
     environment,
     speculative_config,
 )
@@ -291,3 +292,21 @@ def test_a_variable_that_would_end_the_engine_later_ends_it_at_once(
     monkeypatch.setenv(name, "tcp://10.0.0.1:8000")
     with pytest.raises(ConfigError, match=f"environment of the engine: {name}='tcp"):
         VllmEngine(batched(), ModelConfig(), tmp_path, ["m"])
+
+
+@pytest.mark.parametrize(
+    ("cores", "num_ranks", "bound"),
+    [([2, 5, 11], 1, "2,5,11"), ([0, 1], 2, "0|1"), ([0, 1, 2], 2, "0,1|2"), ([3], 2, "3|3")],
+)
+def test_the_cores_are_divided_among_the_ranks(cores: list[int], num_ranks: int, bound: str) -> None:
+    assert cores_of_ranks(cores, num_ranks) == bound
+
+
+def test_ranks_are_processes_of_one_machine_unless_told_otherwise() -> None:
+    lane = LaneConfig(name="a", strategy=Strategy.BATCHED, tensor_parallel_size=2)
+    found = options(lane)
+    assert (found["--tensor-parallel-size"], found["--distributed-executor-backend"]) == (["2"], ["mp"])
+    assert "--pipeline-parallel-size" not in found
+    told = lane.model_copy(update={"engine_args": {"distributed-executor-backend": "ray"}})
+    assert {"--distributed-executor-backend=ray"} == {o for o in options(told) if "backend" in o}
+    assert "--distributed-executor-backend" not in options(LaneConfig(name="a", strategy=Strategy.BATCHED))

@@ -17,7 +17,6 @@ from click.testing import CliRunner
 from serving import config
 from serving.cli.verbs import tandem
 from serving.core.errors import ConfigError
-from serving.core.lane import Strategy
 from serving.export.kuberay import manifests
 from serving.export.kuberay.objects import LABELS, Cluster
 from serving.export.kuberay.ray_service import USER_ID, Worker
@@ -165,7 +164,7 @@ def test_ray_scales_the_pods_only_where_lanes_scale() -> None:
 
 def test_two_engines_on_one_gpu_share_a_pod() -> None:
     lab = config.load(CHECKOUT / "deploy" / "gpu.yaml")
-    assert Worker.of(lab.lanes).gpus == 1
+    assert Worker.of(lab).gpus == 1
     (container,) = workers("gpu")["template"]["spec"]["containers"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
     assert container["volumeMounts"][0]["mountPath"] == "/models"
@@ -175,11 +174,18 @@ def test_two_engines_on_one_gpu_share_a_pod() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_gpus", "engines", "gpus"), [(0, 1, 0), (1, 1, 1), (0.5, 2, 1), (0.3, 3, 1), (2, 1, 2)]
+    ("lane", "engines", "gpus"),
+    [
+        ({}, 1, 0),
+        ({"num_gpus": 1}, 1, 1),
+        ({"num_gpus": 0.5}, 2, 1),
+        ({"num_gpus": 0.3}, 3, 1),
+        ({"num_gpus": 2}, 1, 2),
+        ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, 1, 4),
+    ],
 )
-def test_worker_shapes(num_gpus: float, engines: int, gpus: int) -> None:
-    lane = config.LaneConfig(name="a", strategy=Strategy.BATCHED, num_gpus=num_gpus)
-    found = Worker.of((lane,))
+def test_worker_shapes(lane: dict[str, Any], engines: int, gpus: int) -> None:
+    found = Worker.of(config.from_data({"lanes": [{"name": "a", "strategy": "batched"} | lane]}, "x"))
     assert (found.engines, found.gpus) == (engines, gpus)
     assert found.cpus >= 2 * engines
 
