@@ -9,6 +9,7 @@ import pytest
 
 from loadtest.offer.workload import WORKLOAD_NAMES
 from serving import config
+from serving.calibration import profile
 from serving.cli.verbs import tandem
 from serving.core.errors import ERROR_SHAPES, Reason
 from serving.metrics.names import METRICS
@@ -208,3 +209,12 @@ def test_the_readme_s_python_compiles() -> None:
     assert examples
     for example in examples:
         compile(example, "README.md", "exec")
+
+
+def test_the_smallest_profile_is_read(tmp_path: Path) -> None:
+    (example,) = [
+        match[2] for match in FENCE.finditer(prose(ROOT / "docs/simulate.md")) if match[1] == "json"
+    ]
+    path = tmp_path / "profile.json"
+    path.write_text(example)
+    assert [lane.lane for lane in profile.load(path).lanes] == ["batched"]
