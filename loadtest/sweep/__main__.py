@@ -44,7 +44,7 @@ from serving.core.exit_codes import ExitCode
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Find the highest rate at which each lane keeps an objective, and say which lane serves most.",
 )
-@click.option("--base-url", default=GATEWAY_URL, show_default=True)
+@click.option("--base-url", default=GATEWAY_URL, help="Where the lab is.  [default: the one that runs here]")
 @click.option("--lanes", help="Lanes, with commas.  [default: all, in the lab's order]")
 @click.option("--workload", default="copy", show_default=True)
 @click.option("--slo", help="Objective, such as ttft_p95<2s,tpot_p95<300ms.  [required without --resume]")
