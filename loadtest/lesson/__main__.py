@@ -13,9 +13,9 @@ from pathlib import Path
 import click
 
 from loadtest.client.lab import LabError
+from loadtest.client.traced_lab import TracedLabError, find_lab
 from loadtest.lesson.page import render
 from loadtest.lesson.teach import teach
-from loadtest.lesson.traced_lab import LessonError, find_lab
 from serving.core.addresses import GATEWAY_URL
 from serving.core.exit_codes import ExitCode
 from serving.progress import progress
@@ -48,7 +48,7 @@ def main(base_url: str, out: Path | None) -> None:
         out.write_text(render(lesson), encoding="utf-8")
     except LabError as error:
         _fail(str(error), ExitCode.NOT_RUNNING)
-    except LessonError as error:
+    except TracedLabError as error:
         _fail(str(error), ExitCode.FAILED)
     except OSError as error:
         _fail(f"{out or RUNS_DIR}: cannot be written: {error.strerror}", ExitCode.FAILED)

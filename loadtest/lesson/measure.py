@@ -11,8 +11,8 @@ from itertools import groupby
 from statistics import fmean, median
 from typing import Any
 
+from loadtest.client.traced_lab import Question, TracedLab
 from loadtest.lesson.text import TokenText
-from loadtest.lesson.traced_lab import Question, TracedLab
 from loadtest.offer.prompt_tokens import BYTE_ESTIMATE
 from loadtest.offer.prompts import Slot, copy
 from serving.core.lane import Strategy
@@ -197,7 +197,7 @@ def scoring(lab: TracedLab) -> Scoring:
 
     Raises:
         LeftOutError: no batched lane, or its engine scores nothing.
-        LessonError: a request failed.
+        TracedLabError: a request failed.
     """
     lane = need(lab, Strategy.BATCHED)
     if not lab.has_model:
@@ -242,7 +242,7 @@ def step_sizes(lab: TracedLab, say: Say) -> tuple[StepSize, ...]:
 
     Raises:
         LeftOutError: no batched lane.
-        LessonError: a request failed.
+        TracedLabError: a request failed.
     """
     lane = need(lab, Strategy.BATCHED)
     steps: list[StepEvent] = []
@@ -287,7 +287,7 @@ def queue(lab: TracedLab, strategy: Strategy) -> Queue:
 
     Raises:
         LeftOutError: no such lane.
-        LessonError: a request failed.
+        TracedLabError: a request failed.
     """
     lane = need(lab, strategy)
     traced = lab.ask(
@@ -339,7 +339,7 @@ def timeline(lab: TracedLab, strategy: Strategy, text: TokenText | None) -> Time
 
     Raises:
         LeftOutError: no such lane.
-        LessonError: the request failed.
+        TracedLabError: the request failed.
     """
     lane = need(lab, strategy)
     (answer,) = lab.ask([Question(lane, copying(0), DRAFT_TOKENS)]).answers

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+from loadtest.client.traced_lab import TracedLab, TracedLabError
 from loadtest.lesson import measure
 from loadtest.lesson.measure import LeftOutError, Queue, Scoring, StepSize, Timeline
 from loadtest.lesson.text import TokenText
-from loadtest.lesson.traced_lab import LessonError, TracedLab
 from loadtest.offer.prompt_tokens import tokenizer_of
 from serving import ceilings, machine
 from serving.ceilings import Ceilings
@@ -56,7 +56,7 @@ def teach(lab: TracedLab, say: Say) -> Lesson:
     """Measure everything, one thing after the other.
 
     Raises:
-        LessonError: a request failed, or the lab's steps could not be recorded.
+        TracedLabError: a request failed, or the lab's steps could not be recorded.
     """
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     began_s = time.monotonic()
@@ -94,7 +94,7 @@ def find_roofline(lab: TracedLab) -> Roofline:
 
     Raises:
         LeftOutError: nothing computes, or it is not this machine's processor that does.
-        LessonError: they cannot be kept.
+        TracedLabError: they cannot be kept.
     """
     replica = lab.replicas(measure.need(lab, Strategy.BATCHED))[0]
     try:
@@ -108,5 +108,5 @@ def _measured_ceilings(dtype: str) -> Ceilings:
     try:
         ceilings.keep(measured)
     except OSError as error:
-        raise LessonError(f"{ceilings.ceilings_path()}: cannot be written: {error.strerror}") from None
+        raise TracedLabError(f"{ceilings.ceilings_path()}: cannot be written: {error.strerror}") from None
     return measured

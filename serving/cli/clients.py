@@ -58,6 +58,12 @@ def report(arguments: tuple[str, ...]) -> None:
 
 
 @_passing_on
+def calibrate(arguments: tuple[str, ...]) -> None:
+    """Measure what the running lab's lanes cost by step, token and draft: the profile for `tandem simulate`."""
+    end(_run_client("loadtest.calibrate", arguments))
+
+
+@_passing_on
 def simulate(arguments: tuple[str, ...]) -> None:
     """Simulate a load by a profile: how many replicas of which lane hold an objective. Needs no lab."""
     end(run_module("loadtest.simulate", arguments))

@@ -52,6 +52,7 @@ for _verb in (
     clients.bench,
     clients.sweep,
     clients.report,
+    clients.calibrate,
     clients.simulate,
     clients.trace,
     clients.lesson,

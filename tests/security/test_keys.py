@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from loadtest.lesson.traced_lab import Question, find_lab
+from loadtest.client.traced_lab import Question, find_lab
 from tests.running_lab import tandem
 from tests.security.conftest import ENVIRONMENT_KEY, FILE_KEY, LockedLab
 

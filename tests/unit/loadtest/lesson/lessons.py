@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from loadtest.client.traced_lab import TracedLab
 from loadtest.lesson.measure import OperatingPoint, Queue, Scoring, StepSize, Timeline, TimelineStep, Wait
 from loadtest.lesson.teach import LeftOut, Lesson
-from loadtest.lesson.traced_lab import TracedLab
 from serving.core.lane import Strategy
 from serving.roofline import Roofline
 from serving.tracing.events import Phase

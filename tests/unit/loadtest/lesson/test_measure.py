@@ -8,10 +8,10 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 from tokenizers.models import WordLevel
 
+from loadtest.client.traced_lab import find_lab
 from loadtest.lesson import measure
 from loadtest.lesson.measure import LeftOutError, by_size, operating_point, timeline_steps
 from loadtest.lesson.text import TokenText
-from loadtest.lesson.traced_lab import find_lab
 from serving.core.lane import Strategy
 from serving.tracing.events import Phase, StepEvent
 from tests.unit.loadtest.lesson.scripted_lab import PROMPT_IDS, ScriptedLab, scripted_lab

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.lesson.traced_lab import LessonError, Question, find_lab
+from loadtest.client.traced_lab import Question, TracedLabError, find_lab
 from loadtest.offer.load import ClosedLoop
 from loadtest.run import stage_trace
 from loadtest.run.directory import StageTrace
@@ -132,7 +132,7 @@ def test_an_experiment_may_ask_for_it() -> None:
 
 def test_the_lesson_says_what_a_replica_said(lab: ScriptedLab) -> None:
     lab.refuses_recordings = 409
-    with pytest.raises(LessonError, match="answered 409"):
+    with pytest.raises(TracedLabError, match="answered 409"):
         find_lab(lab.url).ask([Question("batched-lane", {"prompt": "x"}, 2)])
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from loadtest.client.lab import LabError
-from loadtest.lesson.traced_lab import LessonError, Question, find_lab
+from loadtest.client.traced_lab import Question, TracedLabError, find_lab
 from serving.core.lane import Strategy
 from tests.unit.loadtest.lesson.scripted_lab import ScriptedLab, scripted_lab
 
@@ -28,7 +28,7 @@ def test_a_lane_for_each_strategy_that_has_a_replica(lab: ScriptedLab) -> None:
 
 def test_a_busy_lab_is_refused(lab: ScriptedLab) -> None:
     lab.leases = 2
-    with pytest.raises(LessonError, match="2 requests running or waiting"):
+    with pytest.raises(TracedLabError, match="2 requests running or waiting"):
         find_lab(lab.url)
 
 
@@ -74,19 +74,19 @@ def test_only_the_lanes_asked_are_recorded_and_every_recording_ends(lab: Scripte
 
 def test_a_refused_request_ends_the_recording_and_says_what_the_lab_said(lab: ScriptedLab) -> None:
     lab.refuses = 503
-    with pytest.raises(LessonError, match=r'answered 503: \{"error": "no"\}'):
+    with pytest.raises(TracedLabError, match=r'answered 503: \{"error": "no"\}'):
         find_lab(lab.url).ask(questions(2))
     assert lab.started == lab.stopped == ["batched"]
 
 
 def test_lost_steps_are_no_result(lab: ScriptedLab) -> None:
     lab.lost_events = 3
-    with pytest.raises(LessonError, match="replica batched-1: 3 step events did not fit"):
+    with pytest.raises(TracedLabError, match="replica batched-1: 3 step events did not fit"):
         find_lab(lab.url).ask(questions(1))
 
 
 @pytest.mark.parametrize("offset_ns", [-60 * 10**9, 60 * 10**9])
 def test_the_clock_of_another_machine_is_noticed(lab: ScriptedLab, offset_ns: int) -> None:
     lab.clock_offset_ns = offset_ns
-    with pytest.raises(LessonError, match="on the lab's machine"):
+    with pytest.raises(TracedLabError, match="on the lab's machine"):
         find_lab(lab.url).ask(questions(1))

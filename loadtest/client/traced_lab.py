@@ -23,7 +23,7 @@ ANSWER_TIMEOUT_S = 180.0
 MAX_EVENTS = 200_000
 
 
-class LessonError(Exception):
+class TracedLabError(Exception):
     """The lab cannot be measured; the text says why."""
 
 
@@ -107,7 +107,7 @@ class TracedLab:
         """Ask them together, and wait for all answers.
 
         Raises:
-            LessonError: a request failed, or steps are missing.
+            TracedLabError: a request failed, or steps are missing.
         """
         lanes = dict.fromkeys(each.lane for each in questions)
         urls = [replica["url"] for lane in lanes for replica in self.replicas(lane)]
@@ -118,17 +118,17 @@ class TracedLab:
                     sent = list(pool.map(lambda question: self._send(question, due_s), questions))
                 fetched = [step_recording.fetch() for step_recording in recordings]
         except (RecordingError, GetError) as error:
-            raise LessonError(str(error)) from None
+            raise TracedLabError(str(error)) from None
         for replica, _ in fetched:
             if replica.lost_events:
-                raise LessonError(
+                raise TracedLabError(
                     f"replica {replica.replica_id}: {replica.lost_events} step events did not fit"
                 )
         steps = tuple(event for _, events in fetched for event in events)
         return Traced(tuple(_with_steps(answered, steps) for answered in sent), steps)
 
     def _send(self, question: Question, due_s: float) -> _Sent:
-        request_id = f"lesson-{secrets.token_hex(8)}"
+        request_id = f"traced-{secrets.token_hex(8)}"
         path = "/v1/chat/completions" if "messages" in question.body else "/v1/completions"
         body = question.body | {
             "model": f"{self.model}:{question.lane}",
@@ -150,17 +150,17 @@ def find_lab(base_url: str) -> TracedLab:
 
     Raises:
         LabError: it cannot be reached, or is none.
-        LessonError: it serves others, whose steps would be among the measured ones.
+        TracedLabError: it serves others, whose steps would be among the measured ones.
     """
     base_url = server_root(base_url)
     description = describe_lab(base_url)
     try:
         status = json.loads(get(f"{base_url}/scheduler", key_headers()))
     except GetError as error:
-        raise LessonError(str(error)) from None
+        raise TracedLabError(str(error)) from None
     if busy := status["leases"] + status["waiting"]:
-        raise LessonError(
-            f"{base_url} has {busy} requests running or waiting; the lesson needs the lab alone"
+        raise TracedLabError(
+            f"{base_url} has {busy} requests running or waiting; measuring needs the lab alone"
         )
     lanes: dict[Strategy, str] = {}
     for lane in description["config"]["lanes"]:
@@ -173,7 +173,7 @@ def _with_steps(sent: _Sent, steps: Sequence[StepEvent]) -> TracedAnswer:
     own = tuple(event for event in steps if sent.request_id in event.request_id)
     own = to_last_token(own)
     if not own:
-        raise LessonError(f"no step of request {sent.request_id} was recorded")
+        raise TracedLabError(f"no step of request {sent.request_id} was recorded")
     if not sent.sent_ns <= own[0].started_ns <= own[-1].ended_ns <= sent.ended_ns:
-        raise LessonError("the lab's clock is not this one's: the lesson must run on the lab's machine")
+        raise TracedLabError("the lab's clock is not this one's: measuring must be done on the lab's machine")
     return TracedAnswer(sent.sent_ns, sent.ended_ns, sent.body, own)

@@ -1,0 +1,200 @@
+"""Asks the running lab for the cells of a calibration, and makes a profile of the steps that answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from statistics import fmean
+from typing import Any
+
+from loadtest.calibrate.design import Cell, drafted_cells, plain_cells
+from loadtest.client.traced_lab import Question, TracedLab, TracedLabError
+from loadtest.offer.prompt_tokens import BYTE_ESTIMATE
+from loadtest.offer.prompts import Slot, chat, copy, story
+from loadtest.offer.request_body import Message
+from serving import machine, run_directory
+from serving.calibration.fit import StepPoint
+from serving.calibration.profile import FORMAT, LaneProfile, Profile, measured_lane
+from serving.core.lane import Strategy
+from serving.core.speculation.cost_model import Outlook
+from serving.progress import Say
+from serving.tracing.events import Phase, StepEvent
+from serving.tracing.step_points import draft_outcome, draft_share, step_points
+
+MAX_STEP_TOKENS = 2048  # vLLM's own default where the lane does not say
+PROMPTS: dict[str, Callable[[Slot], tuple[Message, ...]]] = {"copy": copy, "story": story, "chat": chat}
+NS_PER_S = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCell:
+    """One cell: its steps, as points and as they were."""
+
+    cell: Cell
+    points: tuple[StepPoint, ...]
+    steps: tuple[StepEvent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Output tokens/s of the steps in which a whole cell decoded, measured and reckoned by the profile."""
+
+    cell: Cell
+    context_tokens: float
+    measured_tokens_per_s: float
+    expected: Outlook
+
+    @property
+    def error(self) -> float:
+        """Share of the measured."""
+        return self.expected.tokens_per_s / self.measured_tokens_per_s - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """The profile and what it was made of."""
+
+    profile: Profile
+    compared: tuple[Compared, ...]
+
+
+def calibrate(lab: TracedLab, lanes: Sequence[str], now: datetime, say: Say) -> Calibration:
+    """Measure these lanes, those without drafts first, for the cost of drafts is told from them.
+
+    Raises:
+        TracedLabError: a lane cannot be calibrated, a request failed, or the steps say too little.
+    """
+    configs = {config["name"]: config for config in lab.description["config"]["lanes"]}
+    for name in lanes:
+        _check(lab, configs, name)
+    in_order = sorted(lanes, key=lambda name: configs[name]["strategy"] == Strategy.SPECULATIVE)
+    made: list[LaneProfile] = []
+    compared: list[Compared] = []
+    for name in in_order:
+        num_drafts = _num_drafts(configs[name])
+        running = lab.max_running(name)
+        cells = drafted_cells(name, running) if num_drafts else plain_cells(name, running, lab.max_model_len)
+        measured = [_measure(lab, cell, say) for cell in cells]
+        plain = next((lane for lane in made if not lane.num_drafts), None)
+        try:
+            profile = _lane_profile(configs[name], measured, num_drafts, plain)
+        except ValueError as error:
+            raise TracedLabError(f"lane {name}: {error}") from None
+        made.append(profile)
+        compared += filter(None, (_compare(each, profile) for each in measured))
+    versions = run_directory.installed_versions()
+    profile_of_all = Profile(FORMAT, now, lab.model, machine.describe(), versions, tuple(made))
+    return Calibration(profile_of_all, tuple(compared))
+
+
+def _check(lab: TracedLab, configs: dict[str, Any], name: str) -> None:
+    if name not in configs:
+        raise TracedLabError(f"there is no lane {name!r}; the lab has {', '.join(configs)}")
+    if (found := len(lab.replicas(name))) != 1:
+        raise TracedLabError(
+            f"lane {name!r} has {found} replicas; calibration needs 1, whose steps are all of the lane's"
+        )
+
+
+def _num_drafts(config: dict[str, Any]) -> int:
+    return int((config.get("speculation") or {}).get("num_speculative_tokens", 0))
+
+
+def _measure(lab: TracedLab, cell: Cell, say: Say) -> MeasuredCell:
+    say(cell.label)
+    steps: list[StepEvent] = []
+    points: list[StepPoint] = []
+    for repeat in range(cell.repeats):
+        traced = lab.ask(_questions(cell, repeat))
+        points += step_points(traced.steps)
+        steps += traced.steps
+    return MeasuredCell(cell, tuple(points), tuple(steps))
+
+
+def _questions(cell: Cell, repeat: int) -> list[Question]:
+    return [
+        Question(cell.lane, _body(cell, repeat * cell.batch + place), cell.output_tokens)
+        for place in range(cell.batch)
+    ]
+
+
+def _body(cell: Cell, number: int) -> dict[str, Any]:
+    if cell.workload is None:
+        return {"prompt": "the" + " the" * (cell.prompt_tokens - 1)}
+    return {"messages": list(PROMPTS[cell.workload](Slot(seed=0, number=number, counter=BYTE_ESTIMATE)))}
+
+
+def _lane_profile(
+    config: dict[str, Any], measured: Sequence[MeasuredCell], num_drafts: int, plain: LaneProfile | None
+) -> LaneProfile:
+    by_workload: dict[str, list[StepEvent]] = {}
+    for each in measured:
+        if each.cell.workload is not None:
+            by_workload.setdefault(each.cell.workload, []).extend(each.steps)
+    rates, shares = {}, {}
+    if num_drafts:
+        for workload, steps in by_workload.items():
+            outcome = draft_outcome(steps, num_drafts)
+            rates[workload] = tuple(accepted / outcome.tried[0] for accepted in outcome.accepted)
+            shares[workload] = draft_share(steps, num_drafts) or 0.0
+    given = {str(key).replace("_", "-"): value for key, value in (config.get("engine_args") or {}).items()}
+    return measured_lane(
+        config["name"],
+        [point for each in measured for point in each.points],
+        max_num_seqs=config["max_num_seqs"],
+        max_step_tokens=int(given.get("max-num-batched-tokens", MAX_STEP_TOKENS)),
+        num_drafts=num_drafts,
+        plain=plain,
+        acceptance=rates,
+        draft_share=shares,
+    )
+
+
+def _compare(measured: MeasuredCell, lane: LaneProfile) -> Compared | None:
+    """Over the steps in which all of a cell's requests decoded; None where there was none."""
+    cell = measured.cell
+    whole = [events for events in _by_step(measured.steps) if _all_decode(events, cell.batch)]
+    if not whole:
+        return None
+    spent_s = sum(events[0].ended_ns - events[0].started_ns for events in whole) / NS_PER_S
+    emitted = sum(event.emitted_tokens for events in whole for event in events)
+    context = _mean_context(measured.steps, whole)
+    rates = lane.acceptance.get(cell.workload or "", ())
+    share = lane.draft_share.get(cell.workload or "", 1.0)
+    expected = lane.cost_model.decode(cell.batch, context, lane.num_drafts, rates, share)
+    return Compared(cell, context, emitted / spent_s, expected)
+
+
+def _by_step(steps: Iterable[StepEvent]) -> list[list[StepEvent]]:
+    found: dict[tuple[str, int], list[StepEvent]] = {}
+    for event in steps:
+        found.setdefault((event.replica_id, event.step), []).append(event)
+    return list(found.values())
+
+
+def _all_decode(events: Sequence[StepEvent], batch: int) -> bool:
+    return len(events) == batch and all(
+        event.phase is Phase.DECODE and event.emitted_tokens for event in events
+    )
+
+
+def _mean_context(steps: Sequence[StepEvent], whole: Sequence[Sequence[StepEvent]]) -> float:
+    """Mean positions in the KV cache of a sequence, over these steps: its prompt and what was emitted before."""
+    held: dict[str, int] = {}
+    before: dict[tuple[str, int], int] = {}
+    for event in sorted(steps, key=lambda event: (event.replica_id, event.step)):
+        before[event.request_id, event.step] = held.get(event.request_id, 0)
+        grown = event.scheduled_tokens if event.phase is Phase.PREFILL else event.emitted_tokens
+        held[event.request_id] = held.get(event.request_id, 0) + grown
+    return fmean(before[event.request_id, event.step] for events in whole for event in events)
+
+
+def default_lanes(lab: TracedLab) -> list[str]:
+    """Lanes with one replica that batch, with drafts or without."""
+    return [
+        str(config["name"])
+        for config in lab.description["config"]["lanes"]
+        if config["strategy"] in (Strategy.BATCHED, Strategy.SPECULATIVE)
+        and len(lab.replicas(config["name"])) == 1
+    ]

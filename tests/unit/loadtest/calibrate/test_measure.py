@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from loadtest.calibrate.design import drafted_cells, plain_cells
+from loadtest.calibrate.measure import Calibration, calibrate, default_lanes
+from loadtest.calibrate.picture import draw
+from loadtest.calibrate.tables import print_calibration
+from loadtest.client.traced_lab import TracedLabError
+from serving.calibration import profile as profiles
+from tests.unit.loadtest.calibrate.made_up_lab import DRAFT_COST, NUM_DRAFTS, RATES, STEP_TIME, made_up_lab
+
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def made() -> Calibration:
+    said: list[str] = []
+    calibration = calibrate(made_up_lab(), ["speculative", "batched"], NOW, said.append)
+    assert len(said) > 10, "each cell is told"
+    return calibration
+
+
+def test_step_time_is_found_again(made: Calibration) -> None:
+    lane = made.profile.lane("batched")
+    assert lane.step_time.fixed_s == pytest.approx(STEP_TIME.fixed_s, rel=0.01)
+    assert lane.step_time.token_s == pytest.approx(STEP_TIME.token_s, rel=0.01)
+    assert lane.step_time.kv_token_s == pytest.approx(STEP_TIME.kv_token_s, rel=0.01)
+    assert lane.residuals.median_share < 0.001
+
+
+def test_what_drafts_cost_and_how_many_are_accepted_is_found_again(made: Calibration) -> None:
+    lane = made.profile.lane("speculative")
+    assert lane.num_drafts == NUM_DRAFTS
+    assert lane.draft_cost is not None
+    assert lane.draft_cost.draft_s(NUM_DRAFTS, 4) == pytest.approx(
+        DRAFT_COST.draft_s(NUM_DRAFTS, 4), rel=0.05
+    )
+    assert set(lane.acceptance) == {"copy", "story", "chat"}
+    for rates in lane.acceptance.values():
+        assert rates == pytest.approx(RATES, abs=0.06)
+    assert lane.draft_share == {"copy": 1.0, "story": 1.0, "chat": 1.0}
+
+
+def test_what_the_profile_reckons_is_shown_beside_what_was_measured(made: Calibration) -> None:
+    assert {each.cell.batch for each in made.compared if each.cell.lane == "batched"} == {1, 2, 4, 8, 16}
+    assert all(abs(each.error) < 0.01 for each in made.compared if each.cell.lane == "batched")
+    assert all(abs(each.error) < 0.15 for each in made.compared)
+
+
+def test_the_profile_can_be_read_again_and_is_shown(made: Calibration, tmp_path: Path) -> None:
+    profiles.save(made.profile, tmp_path / "profile.json")
+    assert profiles.load(tmp_path / "profile.json") == made.profile
+    console = Console(record=True, width=140)
+    print_calibration(console, made)
+    text = console.export_text()
+    assert "Profile of tiny" in text
+    assert f"{len(made.compared)} of {len(made.compared)} within 15%" in text
+    picture = draw(tmp_path / "profile.png", made.profile, ())
+    assert picture is not None
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_lanes_that_cannot_be_calibrated_are_refused() -> None:
+    for lab, lanes, reason in (
+        (made_up_lab(), ["fast"], "there is no lane 'fast'; the lab has batched, speculative"),
+        (made_up_lab(replicas=2), ["batched"], "lane 'batched' has 2 replicas; calibration needs 1"),
+        (made_up_lab(), ["speculative"], "lane speculative: lane 'speculative' drafts: what its drafts cost"),
+    ):
+        with pytest.raises(TracedLabError, match=reason):
+            calibrate(lab, lanes, NOW, lambda _: None)
+    assert default_lanes(made_up_lab()) == ["batched", "speculative"]
+    assert default_lanes(made_up_lab(replicas=2)) == []
+
+
+def test_no_cell_asks_for_more_than_a_lane_holds() -> None:
+    cells = plain_cells("a", max_running=6, max_model_len=200)
+    assert {cell.batch for cell in cells} == {1, 2, 4}
+    assert all(cell.prompt_tokens + cell.output_tokens < 200 for cell in cells)
+    assert len({cell.prompt_tokens for cell in cells}) == 3
+    assert {cell.batch for cell in drafted_cells("a", max_running=6)} == {1, 4}
