@@ -30,4 +30,6 @@ def server_url_fault(url: str) -> str | None:
         return "must have no query and no fragment"
     if not url.isascii() or not url.isprintable() or " " in url:
         return "must be printable ASCII without spaces"
+    if any(not 1 <= len(label) <= 63 for label in parts.hostname.removesuffix(".").split(".")):
+        return "must name a host whose parts between dots have 1 to 63 characters"
     return None

@@ -67,6 +67,7 @@ def test_the_port_is_the_gateway_s_for_vllm_s_own_is_8000_too(
         (("--api-key-env", "THEIR_KEY"), "--api-key-env goes with --attach"),
         (("--attach", "ftp://a"), "must begin with http:// or https://"),
         (("--attach", "http://user:word@a"), "must hold no user and password"),
+        (("--attach", "http://a..b"), "a host whose parts between dots have 1 to 63 characters"),
         (("--port", "0"), "--port"),
     ],
 )
