@@ -87,16 +87,16 @@ class ServerAgent:
 
     async def _until_unwell(self, found: Examined) -> str:
         """Why it must leave, once it must."""
-        num_failures = num_looks = 0
+        num_failures = num_well = 0
         while True:
             await asyncio.sleep(HEALTH_PERIOD_S)
-            num_looks += 1
             why = await self._client.fault(found.health)
-            num_failures = num_failures + 1 if why else 0
-            if why and num_failures >= HEALTH_FAILURES:
+            if why is None and (num_well + 1) % LOOKS_A_MODEL == 0:
+                why = await self._change(found)
+            if why is None:
+                num_failures, num_well = 0, num_well + 1
+            elif (num_failures := num_failures + 1) >= HEALTH_FAILURES:
                 return why
-            if not why and num_looks % LOOKS_A_MODEL == 0 and (change := await self._change(found)):
-                return change
 
     async def _change(self, found: Examined) -> str | None:
         try:

@@ -125,6 +125,27 @@ async def test_one_failed_look_is_not_enough(monkeypatch: pytest.MonkeyPatch) ->
         assert there(plane) == before
 
 
+async def test_one_look_at_its_models_that_failed_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[str] = []
+    async with (
+        control_plane() as plane,
+        serving(StandInServer()) as server,
+        attached(plane, server.url) as one,
+    ):
+        await until(lambda: len(there(plane)) == 1)
+        before = there(plane)
+        (agent,) = one._agents  # noqa: SLF001
+        faults = iter(["/v1/models was not answered", None, "/v1/models was not answered", None])
+
+        async def change(_: object) -> str | None:
+            looks.append("")
+            return next(faults, None)
+
+        monkeypatch.setattr(agent, "_change", change)
+        await until(lambda: len(looks) > 6)
+        assert there(plane) == before
+
+
 async def test_a_server_that_is_not_there_yet_is_waited_for() -> None:
     async with control_plane() as plane:
         server = StandInServer()
