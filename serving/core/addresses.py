@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from urllib.parse import urlsplit
 
 LOOPBACK = "127.0.0.1"
@@ -12,6 +13,11 @@ GATEWAY_URL = f"http://{LOOPBACK}:{GATEWAY_PORT}"
 def server_root(url: str) -> str:
     """A server's base URL without the `/v1` that people add, as OpenAI's clients have it, and without a slash."""
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def without_secrets(url: str) -> str:
+    """A URL as errors may show it: without user and password, query and fragment, any of which may be a key."""
+    return re.sub(r"//[^/]*@", "//", re.split(r"[?#]", url)[0])
 
 
 def server_url_fault(url: str) -> str | None:

@@ -577,3 +577,25 @@ def test_aliases_that_stand_for_millions_of_values_are_refused(tmp_path: Path) -
     path.write_text("\n".join(rows))
     with pytest.raises(ConfigError, match="the limit is 100000"):
         config.load(path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "fault"),
+    [
+        ("urls: ['http://me:secret@a']", "'http://a': must hold no user and password"),
+        ("urls: ['http://a/v1?key=secret']", "'http://a/v1': must have no query"),
+        ("urls: ['http://a/v1#secret']", "'http://a/v1': must have no query and no fragment"),
+        (
+            "urls: ['http://a'], api_key_env: sk-secret",
+            "api_key_env: must be the name of an environment variable",
+        ),
+        ("urls: ['http://a'], health: ping", "health = 'ping': must begin with /"),
+        ("urls: []", "urls must be given for engine openai"),
+    ],
+)
+def test_a_server_s_settings_are_refused_in_words_of_their_own_and_without_a_secret(
+    settings: str, fault: str, tmp_path: Path
+) -> None:
+    said = refusal(tmp_path, f"lanes: [{{name: a, strategy: batched, engine: openai, {settings}}}]")
+    assert fault in said
+    assert "secret" not in said
