@@ -108,7 +108,9 @@ class ServerClient:
         headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
         # Each question has a connection of its own: llama.cpp promises to keep one, and closes it after a stream.
         self._session = aiohttp.ClientSession(
-            headers=headers, connector=aiohttp.TCPConnector(force_close=True)
+            headers=headers,
+            connector=aiohttp.TCPConnector(force_close=True),
+            cookie_jar=aiohttp.DummyCookieJar(),  # a server could fill another, second by second
         )
 
     async def __aenter__(self) -> Self:

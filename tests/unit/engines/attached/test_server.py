@@ -148,6 +148,14 @@ async def test_no_answer_however_broken_puts_a_part_of_the_key_into_an_error(
     assert KEY[:5] not in fault
 
 
+async def test_what_a_server_wants_kept_is_not_kept() -> None:
+    async with saying(b"HTTP/1.1 200 OK\r\nset-cookie: a=b\r\n\r\n") as url:
+        by_name = url.replace("127.0.0.1", "localhost")  # cookies of addresses are never kept
+        async with ServerClient(lane(by_name), by_name) as asked:
+            assert await asked.fault("/health") is None
+            assert len(asked._session.cookie_jar) == 0  # noqa: SLF001
+
+
 async def test_an_error_is_one_line_that_no_terminal_obeys() -> None:
     async with (
         saying(b"HTTP/1.1 503 Busy\r\n\r\n\x1b[31mred\n\x07") as url,
