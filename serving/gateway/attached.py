@@ -54,7 +54,7 @@ class ServerKeys:
         Raises:
             ConfigError: an environment variable is not set, or no header can carry its value.
         """
-        keys = {}
+        keys: dict[tuple[str, str], str] = {}
         for lane in lanes:
             if key := server_key(lane.api_key_env, f"lanes[{lane.name}].api_key_env", environment):
                 keys |= {(lane.name, url): key for url in lane.urls}
