@@ -103,3 +103,13 @@ def test_a_run_without_lanes_of_the_profile_is_refused(tmp_path: Path) -> None:
     few = records_of("batched")[:4]
     with pytest.raises(ValueError, match="no stage of batched, speculative with 5 completed requests"):
         compare_with_run(written(tmp_path / "run", few), profile(), SchedulerConfig(), lambda _: None, seed=0)
+
+
+@pytest.mark.parametrize(
+    "option", [("--slo", "ttft<1s"), ("--lanes", "batched"), ("--speed", "1"), ("--replicas", "2")]
+)
+def test_what_a_plan_is_told_is_not_ignored_beside_a_run(option: tuple[str, str], tmp_path: Path) -> None:
+    where = ["--profile", str(tmp_path / "profile.json"), "--runs-dir", str(tmp_path / "runs")]
+    done = CliRunner().invoke(main, [*where, "--against", str(tmp_path), *option])
+    assert done.exit_code == 2
+    assert f"{option[0]} goes with a plan" in done.output
