@@ -43,6 +43,10 @@ class ServerError(TandemError):
     """A server cannot serve; the text says why, and which setting to look at."""
 
 
+class NoCompletionError(ServerError):
+    """It is well, and gave no completion. What it was asked for may cost its owner something."""
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """What a server says of its model.
@@ -185,7 +189,7 @@ class ServerClient:
         """Look at it, and let it write a few tokens in each way, for what it cannot do.
 
         Raises:
-            ServerError: it cannot serve, or no completion of either kind.
+            ServerError: it cannot serve; `NoCompletionError` where it gives no completion of either kind.
         """
         looked = await self.look()
         lacks, refusals = list(looked.lacks), []
@@ -207,7 +211,7 @@ class ServerClient:
                     again = await self._try(path, body | USAGE_OPTIONS | other)
                 lacks += lacks_of(options, tried, again)
         if takes_stream_options is None:
-            raise ServerError("; ".join(refusals))
+            raise NoCompletionError("; ".join(refusals))
         lacks += await self._metrics_lacks()
         server = AttachedServer(self.url, looked.served.model, takes_stream_options)
         version = f"{looked.served.owner} {await self._version()}".strip()
