@@ -25,13 +25,14 @@ from pydantic import (
 )
 
 from serving.core import engine_options
-from serving.core.addresses import GATEWAY_PORT, LOOPBACK, server_root, server_url_fault
+from serving.core.addresses import GATEWAY_PORT, LOOPBACK, server_root, server_url_fault, without_secrets
 from serving.core.errors import MAX_SHOWN_CHARS, ConfigError
 from serving.core.lane import ANY_LANE, Strategy
 from serving.core.request import TENANT_NAME
 
 Host = Annotated[str, Field(min_length=1, max_length=253)]
-Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.\-]{0,62}$")]
+NAME = r"^[a-z0-9][a-z0-9.\-]{0,62}$"
+Name = Annotated[str, Field(pattern=NAME)]
 Seconds = Annotated[float, Field(gt=0, le=3600)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Order = Literal["fcfs", "priority", "sjf", "edf", "fair"]
@@ -59,6 +60,7 @@ KEYS_OF_OWN_ENGINES = frozenset(
 )
 KEYS_OF_SERVERS = frozenset({"urls", "api_key_env", "served_model", "health", "metrics"})
 SERVER_PATH = r"^/[!-~]*$"
+VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 # As a browser sends it: scheme, host and port, no path.
 ORIGIN = re.compile(r"https?://[a-z0-9.\-\[\]:]{1,253}")
 MAX_NODES = 100_000  # scalars, lists and mappings of a file, aliases written out
@@ -385,7 +387,7 @@ class LaneConfig(_Settings):
     autoscaling: AutoscalingConfig | None = None  # `replicas` is then where it starts
     # Engine openai: servers that already run, each a replica.
     urls: Annotated[tuple[str, ...], Strict(False)] = ()
-    api_key_env: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)
+    api_key_env: str | None = Field(None, pattern=VARIABLE, max_length=256)
     served_model: str | None = Field(None, min_length=1, max_length=1024)  # None: the only one it serves
     health: str | None = Field(
         None, pattern=SERVER_PATH, max_length=1024
@@ -397,7 +399,7 @@ class LaneConfig(_Settings):
     def _urls(cls, given: tuple[str, ...]) -> tuple[str, ...]:
         for url in given:
             if fault := server_url_fault(url):
-                raise ValueError(f"{_shown(url)}: {fault}")
+                raise ValueError(f"{_shown(without_secrets(url))}: {fault}")
         urls = tuple(map(server_root, given))
         if doubled := [url for url, count in Counter(urls).items() if count > 1]:
             raise ValueError(f"{_shown(doubled[0])} is given twice; each is a replica")
@@ -406,8 +408,9 @@ class LaneConfig(_Settings):
     @model_validator(mode="before")
     @classmethod
     def _a_replica_each(cls, data: Any) -> Any:
-        if isinstance(data, dict) and data.get("engine") == "openai" and isinstance(data.get("urls"), list):
-            return {"replicas": len(data["urls"])} | data
+        if isinstance(data, dict) and data.get("engine") == "openai":
+            urls = data.get("urls")
+            return {"replicas": len(urls)} | data if isinstance(urls, list) and urls else data
         return data
 
     @model_validator(mode="after")
@@ -699,8 +702,11 @@ PLAIN_WORDS = {
     "string_too_short": "must not be empty",
     "string_too_long": "must have at most {max_length} characters",
     "too_short": "must not be empty",
-    "string_pattern_mismatch": "must be 1 to 63 of lower case letters, digits, '.' and '-', "
-    "and begin with a letter or digit",
+}
+WORDS_OF_PATTERN = {
+    NAME: "must be 1 to 63 of lower case letters, digits, '.' and '-', and begin with a letter or digit",
+    SERVER_PATH: "must begin with / and be printable ASCII without spaces",
+    VARIABLE: "must be the name of an environment variable: letters, digits and '_', and no digit first",
 }
 
 
@@ -735,7 +741,10 @@ def _explain(fault: Any, data: Any) -> str:
         return f"{key}: missing"
     if fault["type"] == "value_error":
         return f"{key}: {message.removeprefix('Value error, ')}"
-    if words := PLAIN_WORDS.get(fault["type"]):
+    pattern = fault.get("ctx", {}).get("pattern")
+    if pattern == VARIABLE:  # the value may well be the key itself
+        return f"{key}: {WORDS_OF_PATTERN[VARIABLE]}"
+    if words := WORDS_OF_PATTERN.get(pattern) or PLAIN_WORDS.get(fault["type"]):
         words = words.format_map(fault.get("ctx", {}))
     else:
         words = message.replace("Input should be", "must be")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from loadtest.judge.slo import parse_slo
 from loadtest.offer.arrivals import notes, parse_load
@@ -33,6 +34,7 @@ from serving.progress import progress
 
 VERB = "simulate"
 DEFAULT_MAX_REPLICAS = 1000
+OPTIONS_BESIDE_A_RUN = frozenset({"profile_file", "run_dir", "config_file", "seed", "runs_dir", "as_json"})
 
 
 @click.command(
@@ -128,6 +130,7 @@ def main(
 ) -> None:
     started_at_s = time.perf_counter()
     if run_dir is not None:
+        _refuse_beside_a_run()
         _against(run_dir, profile_file, config_file, seed, runs_dir, as_json=as_json)
         return
     with _faults(), progress() as say:
@@ -197,6 +200,18 @@ def main(
     if picture is not None:
         click.echo(f"picture: {picture}", err=as_json)
     sys.exit(0 if is_held else 1)
+
+
+def _refuse_beside_a_run() -> None:
+    """Raises: click.UsageError: an option says what to simulate, which is the run's own."""
+    context = click.get_current_context()
+    for option in context.command.params:
+        name = option.name or ""
+        is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if is_given and name not in OPTIONS_BESIDE_A_RUN:
+            raise click.UsageError(
+                f"{option.opts[0]} goes with a plan: --against simulates what the run's stages were"
+            )
 
 
 def _against(

@@ -41,9 +41,13 @@ class Compared:
     measured: dict[str, float]
     simulated: dict[str, float]
 
-    def error(self, figure: str) -> float:
-        """Of the simulation: a share of what was measured; below 0 where it is too low."""
-        return self.simulated[figure] / self.measured[figure] - 1
+    def error(self, figure: str) -> float | None:
+        """Of the simulation: a share of what was measured; below 0 where it is too low.
+
+        None where nothing was: answers of one token have no TPOT.
+        """
+        measured = self.measured[figure]
+        return self.simulated[figure] / measured - 1 if measured else None
 
 
 def compare_with_run(

@@ -12,6 +12,8 @@ from loadtest.simulate.lanes import TextMix
 from serving.core.speculation.cost_model import Lengths
 from serving.simulation.planned_lab import Offered
 
+MAX_DURATION_S = 1e9  # beyond, floats tell instants apart no better than to 0.1 us, in the end not at all
+
 
 def offered_by(
     load: Load,
@@ -38,6 +40,11 @@ def offered_by(
     arrivals = schedule(load, f"simulate-{seed}")
     if not arrivals:
         raise ValueError(f"{load.label}: no request falls into it; offer it longer, or at a higher rate")
+    if arrivals[-1].at_s > MAX_DURATION_S:
+        raise ValueError(
+            f"{load.label}: its last request comes after {arrivals[-1].at_s:g} s; at most {MAX_DURATION_S:g} s can "
+            "be simulated: is its time in another unit, or --speed too low?"
+        )
     rng = random.Random(f"simulate-lengths-{seed}")
     kinds = rng.choices(range(len(mix.names)), mix.shares, k=len(arrivals))
     has_lengths = arrivals[0].prompt_tokens is not None

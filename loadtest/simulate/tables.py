@@ -119,7 +119,9 @@ def print_compared(console: Console, compared: Sequence[Compared]) -> None:
         made.add_row(stage.lane, stage.workload, stage.load, f"{stage.num_requests:,}", *cells)
     console.print(made)
     for figure, name in zip(FIGURES, ("TTFT p50", "TTFT p95", "TPOT p50", "tokens/s"), strict=True):
-        errors = sorted(abs(stage.error(figure)) for stage in compared)
+        errors = sorted(abs(error) for stage in compared if (error := stage.error(figure)) is not None)
+        if not errors:
+            continue
         within = sum(error <= GOOD_ERROR for error in errors)
         console.print(
             Text(
@@ -129,8 +131,8 @@ def print_compared(console: Console, compared: Sequence[Compared]) -> None:
         )
 
 
-def _signed(error: float) -> str:
-    return f"{100 * error:+.0f}%"
+def _signed(error: float | None) -> str:
+    return NOTHING if error is None else f"{100 * error:+.0f}%"
 
 
 def _table(title: str) -> Table:

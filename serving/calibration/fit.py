@@ -45,7 +45,8 @@ class StepPoint:
     drafted_sequences: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (self.tokens > 0 and self.kv_tokens >= 0 and 0 < self.seconds < float("inf")):
+        most = float("inf")
+        if not (0 < self.tokens < most and 0 <= self.kv_tokens < most and 0 < self.seconds < most):
             raise ValueError(
                 f"a step of {self.tokens:g} tokens and {self.kv_tokens:g} in the KV cache that took "
                 f"{self.seconds:g} s is none"

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -19,6 +20,11 @@ from serving.core.speculation.cost_model import CostModel
 from serving.core.speculation.step_time import FREE_DRAFTS, DraftCost, LinearStepTime, RooflineStepTime
 
 FORMAT = 1
+LANE_NAME = re.compile(r"[a-z0-9][a-z0-9.\-]{0,62}")  # as a lab's config has it
+MAX_NUM_SEQS = 4096  # likewise
+MAX_DRAFTS = 64  # likewise
+MAX_TOKENS = 1_000_000_000
+MAX_STEP_S = 3600.0
 
 
 class LaneProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,16 +60,23 @@ class LaneProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     points: tuple[StepPoint, ...] = ()
 
     def __post_init__(self) -> None:
-        at_least_1: dict[str, int | None] = {
-            "max_num_seqs": self.max_num_seqs,
-            "max_step_tokens": self.max_step_tokens,
-            "kv_tokens": self.kv_tokens,
+        if not LANE_NAME.fullmatch(self.lane):
+            raise ValueError(f"lane {self.lane!r:.100} is no name of a lane")
+        bounds: dict[str, tuple[int | None, int, int]] = {
+            "max_num_seqs": (self.max_num_seqs, 1, MAX_NUM_SEQS),
+            "max_step_tokens": (self.max_step_tokens, 1, MAX_TOKENS),
+            "kv_tokens": (self.kv_tokens, 1, MAX_TOKENS),
+            "num_drafts": (self.num_drafts, 0, MAX_DRAFTS),
         }
-        for name, value in at_least_1.items():
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}, must be at least 1")
-        if self.num_drafts < 0:
-            raise ValueError(f"num_drafts is {self.num_drafts}, must be at least 0")
+        for name, (value, least, most) in bounds.items():
+            if value is not None and not least <= value <= most:
+                raise ValueError(f"{name} is {value}, must be in {least}..{most}")
+        token_s, drafting_s = self.step_time.step_s(1, 0), self.cost_model.decode_step_s(1, 1, 1)
+        if not (token_s > 0 and drafting_s <= MAX_STEP_S):
+            raise ValueError(
+                f"by step_time and draft_cost a token's step takes {token_s:g} s, with a draft {drafting_s:g} s: "
+                f"must be above 0 and at most {MAX_STEP_S:g} s"
+            )
         for rates in self.acceptance.values():
             checked_rates(rates)
         for workload, share in self.draft_share.items():
@@ -138,7 +151,7 @@ def load(path: Path) -> Profile:
                 f"{path}: is a profile of format {head.format}; this tandem reads format {FORMAT}: calibrate again"
             )
         return msgspec.json.decode(data, type=Profile)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: is no profile: {error}") from None
 
 

@@ -32,7 +32,8 @@ def write_config(urls: Sequence[str], api_key_env: str | None) -> Path:
     The model has the name that the first server gives it, as far as a name of ours can.
 
     Raises:
-        ConfigError: a URL or the variable's name is not one, the variable is not set, or no server can serve.
+        ConfigError: a URL or the variable's name is not one, the variable is not set, no server can serve, or the
+            file cannot be written.
     """
     lane: dict[str, Any] = {"name": LANE, "strategy": "batched", "engine": "openai", "urls": list(urls)}
     if api_key_env is not None:
@@ -46,9 +47,12 @@ def write_config(urls: Sequence[str], api_key_env: str | None) -> Path:
     if served.max_model_len is not None:
         model["max_model_len"] = max(16, min(served.max_model_len, 1_048_576))
     directory = lab_state.state_dir()
-    directory.mkdir(parents=True, exist_ok=True)
+    lab_state.make(directory)
     path = directory / FILE_NAME
-    path.write_text(HEADER + yaml.safe_dump({"model": model, "lanes": [lane]}, sort_keys=False))
+    try:
+        path.write_text(HEADER + yaml.safe_dump({"model": model, "lanes": [lane]}, sort_keys=False))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
     return path
 
 

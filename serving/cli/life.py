@@ -266,7 +266,7 @@ def down(timeout_s: float | None) -> None:
     elif stopped.address is None:
         say_err("stopped: no process and no port is left")
     else:
-        say_err("stopped: nothing of that run is left")
+        say_err("stopped: nothing of that run is left on this machine")
 
 
 def _stop_limit_s() -> float:
@@ -289,7 +289,10 @@ def _take_down(address: str, run_id: str) -> None:
     try:
         _need_cluster(address)
     except TandemError as error:
-        say_err(f"nothing was stopped there: {error}")
+        # Forgotten all the same: a cluster that is gone for good must not keep the next lab from starting.
+        say_err(
+            f"nothing was stopped there: {error}; if the cluster is up and the lab on it, `serve shutdown` ends it"
+        )
         return
     try:
         _ray_lab(address, run_id).take_down()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from urllib.parse import urlsplit
 
 LOOPBACK = "127.0.0.1"
@@ -12,6 +13,11 @@ GATEWAY_URL = f"http://{LOOPBACK}:{GATEWAY_PORT}"
 def server_root(url: str) -> str:
     """A server's base URL without the `/v1` that people add, as OpenAI's clients have it, and without a slash."""
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def without_secrets(url: str) -> str:
+    """A URL as errors may show it: without user and password, query and fragment, any of which may be a key."""
+    return re.sub(r"//[^/]*@", "//", re.split(r"[?#]", url)[0])
 
 
 def server_url_fault(url: str) -> str | None:
@@ -30,4 +36,6 @@ def server_url_fault(url: str) -> str | None:
         return "must have no query and no fragment"
     if not url.isascii() or not url.isprintable() or " " in url:
         return "must be printable ASCII without spaces"
+    if any(not 1 <= len(label) <= 63 for label in parts.hostname.removesuffix(".").split(".")):
+        return "must name a host whose parts between dots have 1 to 63 characters"
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Self
 
 
@@ -31,7 +31,9 @@ class Record:
 
     @classmethod
     def from_json(cls, text: bytes) -> Self:
-        return cls(**json.loads(text))
+        given = json.loads(text)
+        # Another release on the same cluster may write more.
+        return cls(**{each.name: given[each.name] for each in fields(cls)})
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()

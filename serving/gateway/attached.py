@@ -38,10 +38,14 @@ class Post:
 
 
 class ServerKeys:
-    """The keys that the lab shows to attached servers, by lane."""
+    """The keys that the lab shows to attached servers.
 
-    def __init__(self, keys: Mapping[str, str]) -> None:
-        self._headers = {lane: {"authorization": f"Bearer {key}"} | ONCE for lane, key in keys.items()}
+    Args:
+        keys: by lane and URL. Who else claims to be a server of that lane is shown none.
+    """
+
+    def __init__(self, keys: Mapping[tuple[str, str], str]) -> None:
+        self._headers = {place: {"authorization": f"Bearer {key}"} | ONCE for place, key in keys.items()}
 
     @classmethod
     def of(cls, lanes: Iterable[LaneConfig], environment: Mapping[str, str] = os.environ) -> ServerKeys:
@@ -50,17 +54,19 @@ class ServerKeys:
         Raises:
             ConfigError: an environment variable is not set, or no header can carry its value.
         """
-        keys = {}
+        keys: dict[tuple[str, str], str] = {}
         for lane in lanes:
             if key := server_key(lane.api_key_env, f"lanes[{lane.name}].api_key_env", environment):
-                keys[lane.name] = key
+                keys |= {(lane.name, url): key for url in lane.urls}
         return cls(keys)
 
     def post(self, granted: Granted, request: RoutedRequest) -> Post:
         """The request for the replica that was granted."""
         if (server := granted.server) is None:
             return Post(granted.url, request.body, {})
-        return Post(server.url, body_for(server, request), self._headers.get(granted.lane, ONCE))
+        return Post(
+            server.url, body_for(server, request), self._headers.get((granted.lane, server.url), ONCE)
+        )
 
 
 def body_for(server: AttachedServer, request: RoutedRequest) -> bytes:
@@ -77,13 +83,14 @@ def check_status(granted: Granted, status: int) -> None:
 
     Raises:
         UpstreamError: it refuses what the lab has added, is elsewhere, or takes no requests now. The request was
-            not begun, and its words are not for the client.
+            not begun, and its words are not for the client. Of the first two its health check says whether they
+            are its fault: one that lacks a path refuses that path alone.
     """
     if granted.server is None:
         return
     what = f"the server of lane {granted.lane} answered the lab {status}"
     if status in NOT_THE_CLIENT or 300 <= status < 400:
         settings = f"lanes[{granted.lane}]: urls, api_key_env, served_model"
-        raise UpstreamError(Reason.UPSTREAM_BROKE, f"{what} ({settings})")
+        raise UpstreamError(Reason.UPSTREAM_BROKE, f"{what} ({settings})", is_answer=True)
     if status == UNAVAILABLE:
         raise UpstreamError(Reason.UPSTREAM_BROKE, what)

@@ -14,6 +14,8 @@ from serving.gateway.stream import StreamNotes
 from serving.gateway.upstream import UpstreamAnswer
 
 MAX_QUOTED_BYTES = 300
+# Of an answer that is no stream, which is held in memory until its end. A server that is not ours may never end it.
+MAX_ANSWER_BYTES = 256 * 1024 * 1024
 # A cache would keep a stream back until its end, and so would nginx, unless it is told not to.
 STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
@@ -79,9 +81,15 @@ def _check(notes: StreamNotes) -> None:
 
 
 async def _pass_whole(upstream: UpstreamAnswer, client: ClientResponse, notes: StreamNotes) -> Ending:
-    blocks = []
+    blocks, num_bytes = [], 0
     while (block := await upstream.block()) is not None:
         blocks.append(block)
+        num_bytes += len(block)
+        if num_bytes > MAX_ANSWER_BYTES:
+            message = f"the engine's answer is longer than {MAX_ANSWER_BYTES} bytes"
+            raise UpstreamError(
+                Reason.UPSTREAM_BROKE, message, is_final=True, is_answer=True, was_begun=upstream.was_begun
+            )
     body = b"".join(blocks)
     if upstream.status >= 500:
         quoted = body[:MAX_QUOTED_BYTES].decode(errors="replace")

@@ -599,3 +599,25 @@ def test_ray_reserves_a_card_for_each_rank(device: str, reserved: float) -> None
     lane = {"name": "a", "strategy": "batched", "tensor_parallel_size": 2, "pipeline_parallel_size": 2}
     (found,) = config.from_data({"lanes": [lane]}, "x").lanes
     assert found.reserved_gpus(device) == reserved
+
+
+@pytest.mark.parametrize(
+    ("settings", "fault"),
+    [
+        ("urls: ['http://me:secret@a']", "'http://a': must hold no user and password"),
+        ("urls: ['http://a/v1?key=secret']", "'http://a/v1': must have no query"),
+        ("urls: ['http://a/v1#secret']", "'http://a/v1': must have no query and no fragment"),
+        (
+            "urls: ['http://a'], api_key_env: sk-secret",
+            "api_key_env: must be the name of an environment variable",
+        ),
+        ("urls: ['http://a'], health: ping", "health = 'ping': must begin with /"),
+        ("urls: []", "urls must be given for engine openai"),
+    ],
+)
+def test_a_server_s_settings_are_refused_in_words_of_their_own_and_without_a_secret(
+    settings: str, fault: str, tmp_path: Path
+) -> None:
+    said = refusal(tmp_path, f"lanes: [{{name: a, strategy: batched, engine: openai, {settings}}}]")
+    assert fault in said
+    assert "secret" not in said

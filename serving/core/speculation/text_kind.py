@@ -18,8 +18,9 @@ MIN_RECURRING_SHARE = 0.2
 MIN_QUOTED_SHARE = 0.3
 
 _WORD = re.compile(r"\w+")
-_FENCE = re.compile(r"^\s*(?:```|~~~)", re.MULTILINE)
-_QUOTED = re.compile(r"^>.*$|\"[^\"\n]{20,}\"|“[^”]{20,}”", re.MULTILINE)
+# None of them may look further from each place of a text that a client made for it.
+_FENCE = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
+_QUOTED = re.compile(r"^>.*$|\"[^\"\n]{20,}\"|“[^“”]{20,}”", re.MULTILINE)
 _COPY_TASK = re.compile(
     r"\b(?:repeat|copy|rewrite|reproduce|retype|proofread|correct|fix|edit|refactor|rename|reformat|verbatim|"
     r"word for word)\b",

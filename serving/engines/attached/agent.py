@@ -15,7 +15,7 @@ from serving.config import LaneConfig
 from serving.core.errors import TandemError
 from serving.core.lane import ReplicaInfo
 from serving.engines.attached.page import agent_page
-from serving.engines.attached.server import Examined, ServerClient, ServerError
+from serving.engines.attached.server import Examined, NoCompletionError, ServerClient, ServerError
 from serving.engines.steps.log import StepLog, StepWriter
 from serving.engines.steps.recorder import ReplicaLabels, StepRecorder
 from serving.http_server import serve_app
@@ -27,6 +27,7 @@ HEALTH_PERIOD_S = 1.0
 HEALTH_FAILURES = 2  # in a row; one may be a moment in which the server had no time for it
 LOOKS_A_MODEL = 15  # health checks between two looks at what it serves, and whether our key still opens it
 RETRY_S = 2.0
+COMPLETION_RETRY_S = 20.0  # after an examination that asked for completions in vain
 FIRST_LOOK_S = 120.0  # how long a start waits for each server's first examination
 DISTINCT_BYTES = 4
 SchedulerAddress = Callable[[], Awaitable[str]]
@@ -78,7 +79,8 @@ class ServerAgent:
                     said = str(error)
                     await self._say_away(said)
                 self.examined_once.set()
-                await asyncio.sleep(RETRY_S)
+                in_vain = isinstance(error, NoCompletionError)
+                await asyncio.sleep(COMPLETION_RETRY_S if in_vain else RETRY_S)
                 continue
             await self._say_ready(found)
             self.examined_once.set()
@@ -87,16 +89,16 @@ class ServerAgent:
 
     async def _until_unwell(self, found: Examined) -> str:
         """Why it must leave, once it must."""
-        num_failures = num_looks = 0
+        num_failures = num_well = 0
         while True:
             await asyncio.sleep(HEALTH_PERIOD_S)
-            num_looks += 1
             why = await self._client.fault(found.health)
-            num_failures = num_failures + 1 if why else 0
-            if why and num_failures >= HEALTH_FAILURES:
+            if why is None and (num_well + 1) % LOOKS_A_MODEL == 0:
+                why = await self._change(found)
+            if why is None:
+                num_failures, num_well = 0, num_well + 1
+            elif (num_failures := num_failures + 1) >= HEALTH_FAILURES:
                 return why
-            if not why and num_looks % LOOKS_A_MODEL == 0 and (change := await self._change(found)):
-                return change
 
     async def _change(self, found: Examined) -> str | None:
         try:

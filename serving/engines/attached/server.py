@@ -21,8 +21,9 @@ from serving.core.sse import EventSplitter, parse_event
 LOOK_TIMEOUT_S = 5.0
 TRY_TIMEOUT_S = 120.0  # of a generation of `TRY_TOKENS`, on a server that may have others
 MAX_PAGE_BYTES = 16 * 1024 * 1024
+MAX_MODEL_CHARS = 1024  # of a name, as of `served_model`; it goes into each request
 TRY_TOKENS = 24  # more than the natural answer to `QUESTION` has
-CACHED_TOKENS = re.compile(rb'"cached_tokens": ?(\d+)')
+CACHED_TOKENS = re.compile(rb'"cached_tokens": ?(\d{1,18})')
 NOT_THERE = (404, 405, 501)
 DEFAULT_HEALTH, MODELS, VERSION = "/health", "/v1/models", "/version"
 # A server that goes on beyond its natural answer knows `min_tokens`.
@@ -40,6 +41,10 @@ VLLM_PREFIX = b"\nvllm:"  # of the names that dashboards and reports read
 
 class ServerError(TandemError):
     """A server cannot serve; the text says why, and which setting to look at."""
+
+
+class NoCompletionError(ServerError):
+    """It is well, and gave no completion. What it was asked for may cost its owner something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +112,9 @@ class ServerClient:
         headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
         # Each question has a connection of its own: llama.cpp promises to keep one, and closes it after a stream.
         self._session = aiohttp.ClientSession(
-            headers=headers, connector=aiohttp.TCPConnector(force_close=True)
+            headers=headers,
+            connector=aiohttp.TCPConnector(force_close=True),
+            cookie_jar=aiohttp.DummyCookieJar(),  # a server could fill another, second by second
         )
 
     async def __aenter__(self) -> Self:
@@ -182,7 +189,7 @@ class ServerClient:
         """Look at it, and let it write a few tokens in each way, for what it cannot do.
 
         Raises:
-            ServerError: it cannot serve, or no completion of either kind.
+            ServerError: it cannot serve; `NoCompletionError` where it gives no completion of either kind.
         """
         looked = await self.look()
         lacks, refusals = list(looked.lacks), []
@@ -204,7 +211,7 @@ class ServerClient:
                     again = await self._try(path, body | USAGE_OPTIONS | other)
                 lacks += lacks_of(options, tried, again)
         if takes_stream_options is None:
-            raise ServerError("; ".join(refusals))
+            raise NoCompletionError("; ".join(refusals))
         lacks += await self._metrics_lacks()
         server = AttachedServer(self.url, looked.served.model, takes_stream_options)
         version = f"{looked.served.owner} {await self._version()}".strip()
@@ -214,7 +221,10 @@ class ServerClient:
         return Examined(looked.health, server, facts)
 
     async def _metrics_lacks(self) -> list[str]:
-        status, body = await self.get(self._lane.metrics)
+        try:
+            status, body = await self.get(self._lane.metrics)
+        except ServerError as error:  # no reason to send it no requests
+            return [f"GET {self._lane.metrics}: {error}: dashboards show no figure of its own"]
         if status == 200 and VLLM_PREFIX in body:
             return []
         what = "has none of vLLM's names" if status == 200 else f"answered {status}"
@@ -252,7 +262,7 @@ class ServerClient:
         try:
             status, body = await self.get(VERSION)
             version = json.loads(body)["version"] if status == 200 else ""
-        except (ServerError, ValueError, KeyError, TypeError):
+        except (ServerError, ValueError, KeyError, TypeError, RecursionError):
             return ""  # few servers have it, and nothing depends on it
         return version[:MAX_SHOWN_CHARS] if isinstance(version, str) and version.isprintable() else ""
 
@@ -267,6 +277,9 @@ class ServerClient:
                 return response.status, await _bounded(response.content)
         except TimeoutError:
             raise ServerError(f"{path} was not answered within {timeout_s:g} s ({self._setting})") from None
+        except (aiohttp.ClientResponseError, aiohttp.ClientPayloadError):
+            # aiohttp quotes what the server sent, which may be the key that it was shown, or a part of it.
+            raise ServerError(f"{path}: the answer is no HTTP that can be read ({self._setting})") from None
         except (aiohttp.ClientError, OSError) as error:
             # aiohttp's own text of a refused connection tells of its settings.
             why = getattr(error, "strerror", None) or error
@@ -285,10 +298,10 @@ class ServerClient:
 
     def _quoted(self, said: bytes) -> str:
         """How an answer begins, in one line; a server may quote the key it was shown."""
+        if self._key:  # before anything is cut, which could leave a part of it
+            said = said.replace(self._key.encode(), b"[key]")
         text = " ".join(said[:4096].decode(errors="replace").split())
-        if self._key:
-            text = text.replace(self._key, "[key]")
-        return text[:MAX_SHOWN_CHARS]
+        return "".join(char if char.isprintable() else "?" for char in text[:MAX_SHOWN_CHARS])
 
 
 def served_models(body: bytes) -> list[Served]:
@@ -299,12 +312,24 @@ def served_models(body: bytes) -> list[Served]:
     """
     try:
         entries = json.loads(body)["data"]
-        return [
-            Served(str(entry["id"]), str(entry.get("owned_by") or "unknown"), _length(entry))
-            for entry in entries
-        ]
-    except (ValueError, KeyError, TypeError, AttributeError):
+        return [Served(_model(entry["id"]), _owner(entry), _length(entry)) for entry in entries]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ServerError(f"{MODELS} is no list of models: this is no server of the OpenAI API") from None
+
+
+def _model(given: Any) -> str:
+    name = str(given)
+    if len(name) > MAX_MODEL_CHARS or not name.isprintable():
+        raise ServerError(
+            f"{MODELS} names a model of {len(name)} characters; it must be printable and have {MAX_MODEL_CHARS} "
+            "at most"
+        )
+    return name
+
+
+def _owner(entry: dict[str, Any]) -> str:
+    owner = str(entry.get("owned_by") or "unknown")
+    return owner[:MAX_SHOWN_CHARS] if owner.isprintable() else "unknown"
 
 
 def _length(entry: dict[str, Any]) -> int | None:

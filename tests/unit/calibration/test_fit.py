@@ -121,7 +121,12 @@ def test_points_that_say_too_little_are_refused() -> None:
         fit_draft_cost(steps(LINEAR), LINEAR)
 
 
-@pytest.mark.parametrize("values", [(0, 0, 0.1), (1, -1, 0.1), (1, 0, 0), (1, 0, float("nan"))])
+INF, NAN = float("inf"), float("nan")
+
+
+@pytest.mark.parametrize(
+    "values", [(0, 0, 0.1), (1, -1, 0.1), (1, 0, 0), (1, 0, NAN), (1, INF, 1), (INF, 0, 1)]
+)
 def test_what_is_no_step_is_refused(values: tuple[float, float, float]) -> None:
     with pytest.raises(ValueError, match="is none"):
         StepPoint(*values)

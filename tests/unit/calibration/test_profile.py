@@ -72,9 +72,16 @@ def test_a_damaged_profile_is_refused(tmp_path: Path, changes: dict[str, Any], f
     [
         ({"step_time": {"fixed_s": -1, "token_s": 0, "kv_token_s": 0}}, "fixed_s=-1 must be"),
         ({"acceptance": {"story": [0.4, 0.6]}}, "acceptance at position 2 is 0.6, must be in 0..0.4"),
-        ({"max_num_seqs": 0}, "max_num_seqs is 0, must be at least 1"),
+        ({"step_time": {"fixed_s": 0, "token_s": 0, "kv_token_s": 0}}, "a token's step takes 0 s"),
+        ({"step_time": {"fixed_s": 0, "token_s": 0, "kv_token_s": 1e-9}}, "must be above 0"),
+        ({"step_time": {"fixed_s": 1e308, "token_s": 1e308, "kv_token_s": 0}}, "at most 3600 s"),
+        ({"max_num_seqs": 0}, "max_num_seqs is 0, must be in 1..4096"),
+        ({"max_num_seqs": 2**70}, "must be in 1..4096"),
+        ({"kv_tokens": 0}, "kv_tokens is 0, must be in 1..1000000000"),
+        ({"lane": "[/red]"}, "lane '[/red]' is no name of a lane"),
         ({"draft_share": {"story": 1.1}}, "draft_share of 'story' is 1.1, must be in 0..1"),
-        ({"num_drafts": -1}, "num_drafts is -1, must be at least 0"),
+        ({"num_drafts": -1}, "num_drafts is -1, must be in 0..64"),
+        ({"num_drafts": 65}, "num_drafts is 65, must be in 0..64"),
     ],
 )
 def test_an_impossible_lane_is_refused(tmp_path: Path, changes: dict[str, Any], fault: str) -> None:
@@ -87,7 +94,12 @@ def test_an_impossible_lane_is_refused(tmp_path: Path, changes: dict[str, Any], 
     assert fault in str(refused.value)
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b'{"format": "x"}', b"\xff\xfe", b'{"format": 1}'])
+DEEP = b'{"x": ' + b"[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b"[1]", b'{"format": "x"}', b"\xff\xfe", b'{"format": 1}', DEEP]
+)
 def test_what_is_no_profile_is_named(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "p.json").write_bytes(data)
     with pytest.raises(ConfigError, match=r"p\.json: is no profile: "):

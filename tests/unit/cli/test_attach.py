@@ -50,6 +50,24 @@ def test_a_lab_is_made_of_what_the_server_says_of_itself(
     assert [(lane.name, lane.urls) for lane in lab.lanes] == [("attached", (server.url,))]
 
 
+def test_its_config_lies_where_the_user_alone_can_look_or_the_place_is_named(
+    server: StandInServer, checkout: Path, starts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = checkout / "state"
+    assert run("up", "--attach", server.url).exit_code == 0
+    assert state.stat().st_mode & 0o777 == 0o700
+    (state / "attached.yaml").unlink()
+    (state / "attached.yaml").mkdir()
+    result = run("up", "--attach", server.url)
+    assert result.exit_code == ExitCode.USAGE
+    assert f"{state / 'attached.yaml'}: cannot be written: Is a directory" in result.stderr
+    monkeypatch.setenv("TANDEM_STATE", "/proc/absent")
+    result = run("up", "--attach", server.url)
+    assert result.exit_code == ExitCode.USAGE
+    assert "the lab's state cannot be kept there" in result.stderr
+    assert starts == ["supervise"]
+
+
 def test_the_port_is_the_gateway_s_for_vllm_s_own_is_8000_too(
     server: StandInServer, starts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,6 +85,7 @@ def test_the_port_is_the_gateway_s_for_vllm_s_own_is_8000_too(
         (("--api-key-env", "THEIR_KEY"), "--api-key-env goes with --attach"),
         (("--attach", "ftp://a"), "must begin with http:// or https://"),
         (("--attach", "http://user:word@a"), "must hold no user and password"),
+        (("--attach", "http://a..b"), "a host whose parts between dots have 1 to 63 characters"),
         (("--port", "0"), "--port"),
     ],
 )

@@ -71,6 +71,16 @@ def test_down_forgets_a_lab_on_a_cluster_when_it_is_not_there_but_not_when_it_co
     assert (lab_state.read(lab_state.state_dir()) is None) is is_forgotten
 
 
+def test_down_claims_nothing_of_a_cluster_that_did_not_answer() -> None:
+    lab_state.write(lab_state.state_dir(), replace(write_state(alive=False), address="127.0.0.1:1"))
+    result = run("down")
+    assert result.exit_code == 0
+    assert "nothing was stopped there: no Ray cluster to join at 127.0.0.1:1" in result.stderr
+    assert "`serve shutdown` ends it" in result.stderr
+    assert result.stderr.rstrip().endswith("nothing of that run is left on this machine")
+    assert lab_state.read(lab_state.state_dir()) is None
+
+
 @pytest.mark.parametrize(("arguments", "start"), [((), "supervise"), (("--detach",), "detach")])
 def test_up_makes_the_default_model_first_and_once(
     arguments: tuple[str, ...], start: str, starts: list[str]

@@ -45,3 +45,9 @@ def test_serve_is_owned_by_the_runs_that_started_it(
 def test_it_survives_the_cluster() -> None:
     record = Record("a", True, None)
     assert Record.from_json(record.to_json()) == record
+
+
+def test_a_record_of_a_release_that_writes_more_can_be_read() -> None:
+    record = Record("a", starts_serve=True, serve="1")
+    text = record.to_json().replace(b"{", b'{"more": 1, ')
+    assert Record.from_json(text) == record

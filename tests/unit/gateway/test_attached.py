@@ -15,6 +15,7 @@ from serving.gateway.openai_request import RoutedRequest, route
 from serving.gateway.upstream import UpstreamClient
 from serving.scheduler.protocol import Granted
 from tests.unit.gateway.fake_engine import answers, fake_engine
+from tests.unit.gateway.gateway_lab import MODEL, gateway_lab
 
 LANE = LaneConfig.model_validate(
     {
@@ -28,8 +29,8 @@ LANE = LaneConfig.model_validate(
 KEYS = ServerKeys.of([LANE], {"THEIR_KEY": "secret-1"})
 
 
-def granted(*, takes_stream_options: bool = True) -> Granted:
-    server = AttachedServer("http://a", "theirs/model-1", takes_stream_options)
+def granted(url: str = "http://a", *, takes_stream_options: bool = True) -> Granted:
+    server = AttachedServer(url, "theirs/model-1", takes_stream_options)
     return Granted("r", "theirs-1", "theirs", "http://127.0.0.1:9", server)
 
 
@@ -48,6 +49,24 @@ def test_it_gets_its_own_name_of_the_model_and_the_key() -> None:
     assert sent["stream_options"] == {"include_usage": True}
     assert b"1152921504606846976" in post.body, "values are sent as they came"
     assert b"0.1" in post.body
+
+
+def test_a_server_that_the_config_does_not_name_is_shown_no_key() -> None:
+    assert KEYS.post(granted("http://b"), routed()).headers == {"connection": "close"}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("is_well", "breaker"), [(True, "closed"), (False, "open")])
+async def test_a_path_that_a_well_server_lacks_takes_it_from_nobody_else(is_well: bool, breaker: str) -> None:
+    async with gateway_lab(scheduler={"breaker_failures": 1}) as lab, fake_engine() as agent:
+        lab.engine.script = answers(b"{}", 404)
+        agent.is_healthy = is_well
+        server = AttachedServer(lab.engine.url, "theirs/model-1")
+        async with lab.plane.replica("t", "batched", url=agent.url, server=server):
+            while not any(b"theirs/model-1" in exchange.body for exchange in lab.engine.requests):
+                await lab.post({"model": f"{MODEL}:batched", "prompt": "hi"}, "/v1/completions")
+            replicas = {one["replica"]: one["breaker"] for one in lab.plane.lane("batched")["replicas"]}
+            assert replicas == {"t": breaker, "b": "closed"}
 
 
 def test_usage_is_not_asked_of_a_server_that_refuses_the_wish() -> None:
@@ -84,7 +103,7 @@ async def test_its_requests_have_a_connection_each_and_those_of_our_engines_shar
 def test_what_the_lab_got_wrong_is_no_answer_to_the_client(status: int) -> None:
     with pytest.raises(UpstreamError, match=rf"answered the lab {status} .*api_key_env") as raised:
         check_status(granted(), status)
-    assert raised.value.blames_replica
+    assert (raised.value.is_answer, raised.value.was_begun) == (True, False), "its health check is asked"
     check_status(Granted("r", "b-1", "theirs", "http://127.0.0.1:9"), status)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from serving.core.sse import EventSplitter, parse_event
+from serving.gateway import relay
 from serving.gateway.completion import Completion
 from tests.unit.gateway.fake_engine import DONE, USAGE, Exchange, answers, event, plays, text
 from tests.unit.gateway.gateway_lab import MODEL, Way, gateway_lab
@@ -487,3 +488,13 @@ async def test_a_fault_of_the_gateway_itself_is_a_500_in_the_same_shape(
         assert (caller.status, caller.error_code) == (500, "internal")
         assert b"secret" not in caller.got
         assert lab.ended == {("", "failed", "internal"): 1}
+
+
+async def test_the_longest_answer_that_is_held_in_memory_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "MAX_ANSWER_BYTES", 100_000)
+    async with gateway_lab() as lab:
+        lab.engine.script = answers(WHOLE + b" " * 200_000)
+        caller = await lab.post(CHAT)
+        assert (caller.status, caller.error_code) == (502, "upstream_broke")
+        assert "longer than 100000 bytes" in caller.json["error"]["message"]
+        assert len(lab.engine.requests) == 1, "and not once more"

@@ -14,7 +14,7 @@ import uvicorn
 from aiohttp import web
 
 from serving.config import LaneConfig, SchedulerConfig
-from serving.core.lane import EngineFacts, ReplicaInfo, Strategy
+from serving.core.lane import AttachedServer, EngineFacts, ReplicaInfo, Strategy
 from serving.core.request import Lease, ReplicaVerdict, RequestEnd
 from serving.http_server import serve_app
 from serving.scheduler import protocol
@@ -105,11 +105,18 @@ class ControlPlane:
 
     @contextlib.asynccontextmanager
     async def replica(
-        self, replica_id: str, lane: str = "batched", *, url: str = "http://127.0.0.1:1"
+        self,
+        replica_id: str,
+        lane: str = "batched",
+        *,
+        url: str = "http://127.0.0.1:1",
+        server: AttachedServer | None = None,
     ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
         """A replica that is announced for the length of the block."""
         config = next(known for known in LANES if known.name == lane)
-        info = ReplicaInfo(replica_id, lane, config.strategy, url, config.max_running, config.takes_unpinned)
+        info = ReplicaInfo(
+            replica_id, lane, config.strategy, url, config.max_running, config.takes_unpinned, server
+        )
         hello = protocol.ReplicaHello(info, ENGINE)
         async with self.connected() as socket:
             await say(socket, hello)

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.offer.workload import load_workload
+from serving.core.speculation import text_kind
 from serving.core.speculation.text_kind import MAX_CHARS, TextKind, features_of
 
 MATERIAL = " ".join(f"word{number} and others" for number in range(40))
@@ -49,6 +50,15 @@ def test_a_long_prompt_is_read_at_both_ends() -> None:
     assert features_of(task).num_words <= MAX_CHARS
     assert features_of(f"{'x ' * MAX_CHARS} Now copy it.").asks_to_copy
     assert not features_of(f"{'x ' * MAX_CHARS} copy {'x ' * MAX_CHARS}").asks_to_copy
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("piece", ["\n", "\t\n", "“", '"x', "> a\n", "```\n"])
+def test_a_long_prompt_made_to_be_looked_at_for_long_is_not(
+    piece: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_kind, "MAX_CHARS", 400_000)
+    features_of(piece * (200_000 // len(piece)))
 
 
 # What acceptance was measured to be: high on copied text, low on stories.

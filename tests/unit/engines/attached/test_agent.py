@@ -12,6 +12,7 @@ import pytest
 from serving.engines.attached import agent as agent_module
 from serving.engines.attached import server as server_module
 from serving.engines.attached.agent import AttachedLane
+from serving.engines.attached.server import ServerError
 from serving.scheduler import channel as channel_module
 from serving.scheduler.protocol import Refused
 from tests.stand_in_server import StandInServer, serving
@@ -125,6 +126,27 @@ async def test_one_failed_look_is_not_enough(monkeypatch: pytest.MonkeyPatch) ->
         assert there(plane) == before
 
 
+async def test_one_look_at_its_models_that_failed_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[str] = []
+    async with (
+        control_plane() as plane,
+        serving(StandInServer()) as server,
+        attached(plane, server.url) as one,
+    ):
+        await until(lambda: len(there(plane)) == 1)
+        before = there(plane)
+        (agent,) = one._agents  # noqa: SLF001
+        faults = iter(["/v1/models was not answered", None, "/v1/models was not answered", None])
+
+        async def change(_: object) -> str | None:
+            looks.append("")
+            return next(faults, None)
+
+        monkeypatch.setattr(agent, "_change", change)
+        await until(lambda: len(looks) > 6)
+        assert there(plane) == before
+
+
 async def test_a_server_that_is_not_there_yet_is_waited_for() -> None:
     async with control_plane() as plane:
         server = StandInServer()
@@ -135,6 +157,25 @@ async def test_a_server_that_is_not_there_yet_is_waited_for() -> None:
             async with serving(server):
                 await until(lambda: len(there(plane)) == 1)
                 assert away(plane) == []
+
+
+async def test_completions_in_vain_are_not_asked_for_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[str] = []
+    async with (
+        control_plane() as plane,
+        serving(StandInServer(paths=())) as server,
+        attached(plane, server.url, "http://127.0.0.1:1") as both,
+    ):
+        await until(lambda: any("/v1/completions answered 404" in said for said in away(plane)))
+        num_asked = len(server.asked)
+
+        async def examine() -> None:
+            looks.append("")
+            raise ServerError("cannot be reached")
+
+        monkeypatch.setattr(both._agents[1]._client, "examine", examine)  # noqa: SLF001
+        await until(lambda: len(looks) > 10)
+        assert len(server.asked) == num_asked
 
 
 async def test_the_next_scheduler_hears_of_it_too() -> None:

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from serving.config import LaneConfig
-from serving.core.errors import ConfigError
+from serving.core.errors import MAX_SHOWN_CHARS, ConfigError
 from serving.engines.attached import server as server_module
-from serving.engines.attached.server import Examined, Looked, ServerClient, ServerError, look_at
+from serving.engines.attached.server import (
+    Examined,
+    Looked,
+    ServerClient,
+    ServerError,
+    look_at,
+    served_models,
+)
 from tests.certificate import write_certificate
 from tests.stand_in_server import StandInServer, serving
 
@@ -102,6 +113,88 @@ async def test_a_key_is_shown_and_never_said(monkeypatch: pytest.MonkeyPatch) ->
         assert (await asked.examine()).facts.lacks == ()
         server.models = [KEY]  # whatever it answers with may quote the key
         assert KEY not in asked._quoted(f"you said {KEY}".encode())  # noqa: SLF001
+
+
+@contextlib.asynccontextmanager
+async def saying(raw: bytes) -> AsyncIterator[str]:
+    """URL of a server that answers anything with these bytes, and in them what it was shown as `KEY`."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        shown = head.partition(b"uthorization: Bearer ")[2].partition(b"\r\n")[0]
+        writer.write(raw.replace(b"KEY", shown))
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"HTTP/1.1 200 OK\r\nnot a header: KEY\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nKEY\r\n",
+        b"HTTP/1.1 503 Busy\r\n\r\n" + b" " * 4090 + b"KEY",
+    ],
+)
+async def test_no_answer_however_broken_puts_a_part_of_the_key_into_an_error(
+    raw: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("THEIR_KEY", KEY)
+    async with saying(raw) as url, ServerClient(lane(url, api_key_env="THEIR_KEY"), url) as asked:
+        fault = await asked.fault("/health")
+    assert fault is not None
+    assert KEY[:5] not in fault
+
+
+async def test_what_a_server_wants_kept_is_not_kept() -> None:
+    async with saying(b"HTTP/1.1 200 OK\r\nset-cookie: a=b\r\n\r\n") as url:
+        by_name = url.replace("127.0.0.1", "localhost")  # cookies of addresses are never kept
+        async with ServerClient(lane(by_name), by_name) as asked:
+            assert await asked.fault("/health") is None
+            assert len(asked._session.cookie_jar) == 0  # noqa: SLF001
+
+
+async def test_an_error_is_one_line_that_no_terminal_obeys() -> None:
+    async with (
+        saying(b"HTTP/1.1 503 Busy\r\n\r\n\x1b[31mred\n\x07") as url,
+        ServerClient(lane(url), url) as asked,
+    ):
+        assert await asked.fault("/health") == "/health answered 503: ?[31mred ?"
+
+
+@pytest.mark.parametrize(
+    ("page", "why"),
+    [
+        ("[" * 100_000, "/v1/models is no list of models"),
+        (json.dumps({"data": [{"id": "m" * 1025}]}), "names a model of 1025 characters"),
+        (json.dumps({"data": [{"id": "\ud800"}]}), "must be printable"),
+        (json.dumps({"data": [{"id": "m\x1b[31m"}]}), "must be printable"),
+    ],
+)
+def test_a_list_of_models_that_no_request_could_name_is_refused(page: str, why: str) -> None:
+    with pytest.raises(ServerError, match=why):
+        served_models(page.encode())
+
+
+def test_who_serves_a_model_is_said_in_a_few_words() -> None:
+    page = json.dumps({"data": [{"id": "m", "owned_by": "x" * 100_000}, {"id": "n", "owned_by": "\x1b"}]})
+    assert [len(one.owner) for one in served_models(page.encode())] == [MAX_SHOWN_CHARS, len("unknown")]
+
+
+def test_a_count_of_thousands_of_digits_is_no_fault() -> None:
+    event = b'data: {"usage": {"prompt_tokens_details": {"cached_tokens": ' + b"9" * 5000 + b"}}}"
+    assert server_module._cached_tokens(event) > 0  # noqa: SLF001
+
+
+async def test_metrics_that_do_not_come_are_a_lack_and_no_reason_to_stay_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server_module, "MAX_PAGE_BYTES", 5000)
+    found = await examined(metrics="x" * 5001)
+    (lack,) = found.facts.lacks
+    assert lack.startswith("GET /metrics: an answer is longer than 5000 bytes")
 
 
 async def test_a_server_that_hangs_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -22,10 +23,10 @@ from tests.unit.loadtest.simulate.profiles import profile
 USERS = 4
 
 
-def records_of(lane: str, slower: float = 1.0) -> list[RequestRecord]:
+def records_of(lane: str, slower: float = 1.0, lengths: tuple[int, int] = (5, 60)) -> list[RequestRecord]:
     """What a closed loop of the profile's own lane would have measured; `slower` stretches its times."""
     rng = random.Random(4)
-    offered = [Offered(0.0, 100, rng.randint(5, 60)) for _ in range(200)]
+    offered = [Offered(0.0, 100, rng.randint(*lengths)) for _ in range(200)]
     candidate = candidates(profile(), (lane,), TextMix(("copy",), (1.0,)), mean_lengths(offered))[0]
     run = PlannedLab(SchedulerConfig(), [(candidate.model, 1)], offered, num_users=USERS, seed=11).run()
     free_at_s = [0.0] * USERS
@@ -84,7 +85,31 @@ def test_the_verb_shows_errors_and_writes_them(tmp_path: Path) -> None:
     assert "none/run.json" in missing.output.replace("\n", "")
 
 
+def test_answers_of_one_token_have_no_tpot_to_be_wrong_about(tmp_path: Path) -> None:
+    directory = written(tmp_path / "run", records_of("batched", lengths=(1, 1)))
+    save(profile(), tmp_path / "profile.json")
+    options = ["--profile", str(tmp_path / "profile.json"), "--runs-dir", str(tmp_path / "runs"), "--json"]
+    done = CliRunner().invoke(main, [*options, "--against", str(directory)])
+    assert done.exit_code == 0, done.output
+    (stage,) = json.loads(done.stdout)["stages"]
+    assert stage["errors"]["tpot_p50_s"] is None
+    assert stage["errors"]["ttft_p50_s"] == pytest.approx(0, abs=0.05)
+    assert (
+        "TPOT p50: error" not in CliRunner().invoke(main, [*options[:-1], "--against", str(directory)]).output
+    )
+
+
 def test_a_run_without_lanes_of_the_profile_is_refused(tmp_path: Path) -> None:
     few = records_of("batched")[:4]
     with pytest.raises(ValueError, match="no stage of batched, speculative with 5 completed requests"):
         compare_with_run(written(tmp_path / "run", few), profile(), SchedulerConfig(), lambda _: None, seed=0)
+
+
+@pytest.mark.parametrize(
+    "option", [("--slo", "ttft<1s"), ("--lanes", "batched"), ("--speed", "1"), ("--replicas", "2")]
+)
+def test_what_a_plan_is_told_is_not_ignored_beside_a_run(option: tuple[str, str], tmp_path: Path) -> None:
+    where = ["--profile", str(tmp_path / "profile.json"), "--runs-dir", str(tmp_path / "runs")]
+    done = CliRunner().invoke(main, [*where, "--against", str(tmp_path), *option])
+    assert done.exit_code == 2
+    assert f"{option[0]} goes with a plan" in done.output

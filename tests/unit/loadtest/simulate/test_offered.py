@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.offer.arrivals import parse_load
+from loadtest.offer.load import TraceReplay
 from loadtest.simulate.lanes import TextMix
 from loadtest.simulate.offered import mean_lengths, offered_by
 from serving.core.speculation.cost_model import Lengths
@@ -55,5 +56,7 @@ def test_loads_that_say_too_little_or_too_much_are_refused(trace: Path) -> None:
         offered_by(parse_load("poisson:2/s"), ANY, 0, prompt_tokens=100)
     with pytest.raises(ValueError, match="--prompt-tokens 5: the trace has lengths of its own"):
         offered_by(parse_load(f"trace:{trace}"), ANY, 0, prompt_tokens=5)
+    with pytest.raises(ValueError, match=r"after 2e\+12 s; at most 1e\+09 s .* --speed too low"):
+        offered_by(TraceReplay(str(trace), speed=1e-12), ANY, 0)
     with pytest.raises(ValueError, match="no request falls into it"):
         offered_by(parse_load("poisson:0.001/s,1s"), ANY, 0, prompt_tokens=5, output_tokens=5)
