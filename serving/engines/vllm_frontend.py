@@ -25,6 +25,8 @@ def tell_no_input(app: FastAPI) -> None:
         return response
 
     app.exception_handler(RequestValidationError)(refuse_without_input)
+    # vLLM has had its middlewares built already, and they hold the handler of before.
+    app.middleware_stack = app.build_middleware_stack()
 
 
 class CheckingLLM(AsyncLLM):  # type: ignore[misc]

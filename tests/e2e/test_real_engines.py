@@ -260,12 +260,18 @@ def test_an_engine_that_dies_takes_its_replica_out_at_once(lab: RunningLab) -> N
     assert lab.post("/v1/completions", short | {"model": f"{lab.model}:batched"}).status_code == 200
 
 
-@pytest.mark.parametrize("odd", [{"messages": ["SECRET-PROMPT"]}, {"messages": [{"role": "SECRET-PROMPT"}]}])
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"messages": ["SECRET-PROMPT"]},
+        {"messages": CAPITAL, "temperature": "SECRET-PROMPT"},
+    ],
+)
 @pytest.mark.parametrize("lane", LANES)
 def test_no_refusal_repeats_what_the_client_wrote(lab: RunningLab, lane: str, odd: dict[str, Any]) -> None:
     answer = lab.post("/v1/chat/completions", {"model": f"{lab.model}:{lane}", "max_tokens": 3} | odd)
     assert answer.status_code == 400, answer.text
-    assert "messages" in answer.text, "it names the field"
+    assert any(field in answer.text for field in ("messages", "temperature")), "it names the field"
     assert "SECRET-PROMPT" not in answer.text
     logs = Path(lab.environment["TANDEM_STATE"]).rglob("*.log")
     assert not [log.name for log in logs if "SECRET-PROMPT" in log.read_text(errors="replace")]
