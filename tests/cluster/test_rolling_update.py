@@ -85,6 +85,7 @@ def test_an_update_of_the_whole_lab_loses_no_request(cluster: RayCluster, lab: R
     assert len(seen) > USERS, "they asked again while it went on"
 
 
+@pytest.mark.slow
 def test_a_replica_that_drains_gets_nothing_from_a_scheduler_that_starts_meanwhile(
     cluster: RayCluster, lab: RunningLab
 ) -> None:

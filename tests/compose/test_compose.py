@@ -47,7 +47,7 @@ HEAL_LIMIT_S = 420
 STREAM_TOKENS = 300
 STREAMS_PER_LANE = 2
 WHOLE = "whole"
-CLEAN_ERRORS = {"upstream_broke", "upstream_timeout", "no_replica_ready", "queue_timeout"}
+CLEAN_ERRORS = {"upstream_broke", "engine_died", "upstream_timeout", "no_replica_ready", "queue_timeout"}
 
 
 @pytest.fixture(scope="module")

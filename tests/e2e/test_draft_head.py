@@ -12,7 +12,7 @@ import pytest
 
 from serving import model_store
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize("layers", [1, 2])
