@@ -55,7 +55,7 @@ def main(base_url: str, lanes: str, out: Path, runs_dir: Path) -> None:
             made = calibrate(lab, split_names(lanes) if lanes else default_lanes(lab), datetime.now(UTC), say)
             profiles.save(made.profile, out)
             say("drawing")
-            picture = draw(out.with_suffix(".png"), made.profile, ())
+            picture = draw(out.with_suffix(".png"), made.profile)
         path = write_figures(VERB, _figures(made, time.perf_counter() - started_at_s), runs_dir)
     except LabError as error:
         _fail(str(error), ExitCode.NOT_RUNNING)

@@ -62,7 +62,7 @@ def drafted_cells(lane: str, max_running: int) -> list[Cell]:
             batch,
             DRAFTED_ANSWER_TOKENS,
             workload=workload,
-            repeats=-(-MIN_REQUESTS // batch) if batch == 1 else 1,
+            repeats=MIN_REQUESTS if batch == 1 else 1,
         )
         for workload in WORKLOADS
         for batch in DRAFTED_BATCHES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from statistics import fmean
@@ -10,6 +10,7 @@ from typing import Any
 
 from loadtest.calibrate.design import Cell, drafted_cells, plain_cells
 from loadtest.client.traced_lab import Question, TracedLab, TracedLabError
+from loadtest.lesson.measure import busy_s, engine_steps
 from loadtest.offer.prompt_tokens import BYTE_ESTIMATE
 from loadtest.offer.prompts import Slot, chat, copy, story
 from loadtest.offer.request_body import Message
@@ -24,7 +25,6 @@ from serving.tracing.step_points import draft_outcome, draft_share, step_points
 
 MAX_STEP_TOKENS = 2048  # vLLM's own default where the lane does not say
 PROMPTS: dict[str, Callable[[Slot], tuple[Message, ...]]] = {"copy": copy, "story": story, "chat": chat}
-NS_PER_S = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,23 +154,16 @@ def _lane_profile(
 def _compare(measured: MeasuredCell, lane: LaneProfile) -> Compared | None:
     """Over the steps in which all of a cell's requests decoded; None where there was none."""
     cell = measured.cell
-    whole = [events for events in _by_step(measured.steps) if _all_decode(events, cell.batch)]
+    whole = [events for events in engine_steps(measured.steps) if _all_decode(events, cell.batch)]
     if not whole:
         return None
-    spent_s = sum(events[0].ended_ns - events[0].started_ns for events in whole) / NS_PER_S
+    spent_s = busy_s(events[0] for events in whole)
     emitted = sum(event.emitted_tokens for events in whole for event in events)
     context = _mean_context(measured.steps, whole)
     rates = lane.acceptance.get(cell.workload or "", ())
     share = lane.draft_share.get(cell.workload or "", 1.0)
     expected = lane.cost_model.decode(cell.batch, context, lane.num_drafts, rates, share)
     return Compared(cell, context, emitted / spent_s, expected)
-
-
-def _by_step(steps: Iterable[StepEvent]) -> list[list[StepEvent]]:
-    found: dict[tuple[str, int], list[StepEvent]] = {}
-    for event in steps:
-        found.setdefault((event.replica_id, event.step), []).append(event)
-    return list(found.values())
 
 
 def _all_decode(events: Sequence[StepEvent], batch: int) -> bool:

@@ -1,8 +1,7 @@
-"""The picture of a calibration: step times by tokens as measured and as fitted, and what drafts gain by batch."""
+"""The picture of a calibration: step times by tokens as measured and as fitted."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import altair as alt
@@ -56,12 +55,12 @@ def step_times(lane: LaneProfile) -> Chart:
     )
 
 
-def draw(path: Path, profile: Profile, envelopes: Sequence[Chart]) -> Path | None:
+def draw(path: Path, profile: Profile) -> Path | None:
     """Write the picture as PNG; None where no lane without drafts was measured."""
     charts = [step_times(lane) for lane in profile.lanes if not lane.num_drafts]
     if not charts:
         return None
-    picture = alt.vconcat(*charts, *envelopes).resolve_scale(color="independent", x="independent")
+    picture = alt.vconcat(*charts).resolve_scale(color="independent", x="independent")
     png = vl_convert.vegalite_to_png(
         picture.to_dict(), vl_version=VEGA_LITE_VERSION, scale=PNG_SCALE, config=PAPER_THEME
     )

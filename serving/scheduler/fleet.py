@@ -18,7 +18,7 @@ class Places:
     Attributes:
         limits: for each replica, how many sequences it may hold when one of these joins; slots reserved
             for higher bands are taken off.
-        fullest: for each, how many it may hold for one of these to join; below 0 where none may.
+        fullest: for each, how many it may hold for one of these to join.
         num_slots: their sum, sequences of such requests that may run at once.
     """
 

@@ -60,7 +60,7 @@ def test_the_profile_can_be_read_again_and_is_shown(made: Calibration, tmp_path:
     text = console.export_text()
     assert "Profile of tiny" in text
     assert f"{len(made.compared)} of {len(made.compared)} within 15%" in text
-    picture = draw(tmp_path / "profile.png", made.profile, ())
+    picture = draw(tmp_path / "profile.png", made.profile)
     assert picture is not None
     assert picture.read_bytes().startswith(b"\x89PNG")
 
