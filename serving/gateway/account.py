@@ -139,6 +139,10 @@ class RequestAccount:
 
     # The end, and the request as others see it
 
+    def client_left(self) -> Ending:
+        """How a request ended whose client closed the connection: many do so at `[DONE]`, before the answer's end."""
+        return Ending(Outcome.COMPLETED) if self.notes.has_ended else CLIENT_LEFT
+
     def close(self, ending: Ending) -> None:
         """The request ended: tell the log, the collector and the metrics."""
         self._ended = time.monotonic_ns(), ending

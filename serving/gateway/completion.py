@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from serving.core.errors import Reason, RefusedError, UpstreamError
 from serving.core.request import Outcome, SchedulingRequest
-from serving.gateway.account import CLIENT_LEFT, CLIENT_STALLED, Ending, RequestAccount
+from serving.gateway.account import CLIENT_STALLED, Ending, RequestAccount
 from serving.gateway.attached import ServerKeys, check_status
 from serving.gateway.client_response import ClientGoneError, ClientResponse, ClientStalledError
 from serving.gateway.metrics import GatewayMetrics
@@ -86,12 +86,12 @@ class Completion:
             try:
                 ending = await self._answer(client)
             except (ClientGoneError, OSError):
-                ending = CLIENT_LEFT
+                ending = self._account.client_left()
             except ClientStalledError:
                 ending = CLIENT_STALLED
                 client.cut_off()
             except asyncio.CancelledError:
-                ending = CLIENT_LEFT
+                ending = self._account.client_left()
                 raise
             except Exception as error:
                 logger.exception("request %s", self._request.scheduling.request_id)
@@ -154,7 +154,7 @@ class Completion:
                 first.reason, f"{first}; no reroute: {refusal}", quoted=first.quoted
             ) from first
         except (asyncio.CancelledError, OSError):
-            ending = CLIENT_LEFT
+            ending = self._account.client_left()
             raise
         finally:
             self._services.metrics.reroutes.labels(lane=lane, outcome=ending.outcome).inc()

@@ -360,6 +360,28 @@ async def test_a_client_that_leaves_a_stream_stops_the_engine() -> None:
         assert lab.ended == {("batched", "cancelled", "client_closed"): 1}
 
 
+async def test_a_client_that_leaves_at_done_had_its_whole_answer() -> None:
+    """As OpenAI's client does, while the last bytes of the engine's answer are still to come."""
+    left = asyncio.Event()
+
+    async def script(exchange: Exchange) -> None:
+        await exchange.begin_stream()
+        await exchange.send(text("a") + USAGE + DONE)
+        try:
+            await exchange.until_left()
+        finally:
+            left.set()
+
+    async with gateway_lab() as lab:
+        lab.engine.script = script
+        async with lab.calling(STREAM) as caller:
+            await until(lambda: caller.got == text("a") + DONE)
+            caller.gone.set()
+        await until(left.is_set)
+        await until(lambda: lab.ended == {("batched", "completed", ""): 1})
+        assert lab.value("tandem_output_tokens_total", lane="batched") == 5
+
+
 async def test_a_connection_that_breaks_under_a_write_is_a_client_that_left() -> None:
     async def script(exchange: Exchange) -> None:
         await exchange.begin_stream()
