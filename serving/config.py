@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
@@ -24,6 +25,7 @@ from pydantic import (
     model_validator,
 )
 
+from serving import hub
 from serving.core import engine_options
 from serving.core.addresses import GATEWAY_PORT, LOOPBACK
 from serving.core.errors import MAX_SHOWN_CHARS, ConfigError
@@ -58,7 +60,8 @@ class ModelConfig(_Settings):
     """The model every lane serves."""
 
     name: Name = "smollm2-135m"
-    path: str = "auto"  # `auto`: the default model, prepared on first use; else a checkpoint directory
+    # `auto`: the default model, prepared on first use; `org/name@revision`: a hub's; else a checkpoint directory.
+    path: str = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     max_model_len: int = Field(2048, ge=16, le=1_048_576)  # tokens, prompt and answer together
@@ -230,7 +233,7 @@ class SpeculationConfig(_Settings):
 
     method: str = Field("ngram", min_length=1, max_length=64)
     num_speculative_tokens: int = Field(4, ge=1, le=64)
-    # A checkpoint directory on the engine's node: a model with the same vocabulary, or a head on the lab's model.
+    # A directory, or `org/name@revision`: a model with the same vocabulary, or a head on the lab's model.
     model: str | None = Field(None, min_length=1, max_length=4096)
     prompt_lookup_min: int = Field(2, ge=1, le=16)  # ngram
     prompt_lookup_max: int = Field(4, ge=1, le=16)  # ngram
@@ -272,9 +275,10 @@ class SpeculationConfig(_Settings):
         return self.method not in KNOWN_METHODS - METHODS_WITH_PACKAGE or bool(self.model_extra)
 
     @property
-    def draft_directory(self) -> str | None:
-        """The checkpoint directory of the drafts; None where `model` is not given, or may be something else."""
-        return self.model if self.method in METHODS_WITH_DRAFT else None
+    def draft_path(self) -> str | None:
+        """The checkpoint of the drafts; None where `model` is not given, or may be something else."""
+        is_checkpoint = self.model and (self.method in METHODS_WITH_DRAFT or hub.hub_name(self.model))
+        return self.model if is_checkpoint else None
 
 
 def _listed(names: frozenset[str]) -> str:
@@ -448,6 +452,27 @@ class LabConfig(_Settings):
     def needs_model(self) -> bool:
         """Whether any of its engines computes with the model."""
         return any(lane.has_model for lane in self.lanes)
+
+    @property
+    def checkpoints(self) -> dict[str, str]:
+        """What its engines read, by the setting that names it."""
+        drafts = {
+            f"lanes[{lane.name}].speculation.model": path
+            for lane in self.lanes
+            if lane.has_model and lane.speculation is not None and (path := lane.speculation.draft_path)
+        }
+        return ({"model.path": self.model.path} if self.needs_model else {}) | drafts
+
+    def with_paths(self, change: Callable[[str], str]) -> Self:
+        """The same lab with each path of `checkpoints` put through `change`."""
+        lanes = []
+        for lane in self.lanes:
+            speculation = lane.speculation
+            if speculation is not None and (path := speculation.draft_path):
+                speculation = speculation.model_copy(update={"model": change(path)})
+            lanes.append(lane.model_copy(update={"speculation": speculation}))
+        model = self.model.model_copy(update={"path": change(self.model.path)})
+        return self.model_copy(update={"model": model, "lanes": tuple(lanes)})
 
     def lane(self, name: str) -> LaneConfig:
         """The lane of that name; KeyError when there is none."""

@@ -151,8 +151,10 @@ def check_port(host: str, port: int, fault: str | None, is_ours: bool) -> Check:
 
 
 def check_model(setting: str, directory: Path, is_prepared: bool) -> Check:
-    if setting == "auto":
+    if setting == model_store.AUTO:
         fault, remedy = Status.WARN, "`tandem prepare` makes it, once, in about 40 s"
+    elif model_store.can_be_made(setting):
+        fault, remedy = Status.WARN, "`tandem prepare` with this config fetches it"
     else:
         fault, remedy = (
             Status.FAIL,
@@ -257,7 +259,7 @@ def examine(config: LabConfig, *, our_ports: tuple[int, ...] = ()) -> list[Check
     """All checks against this machine. `our_ports` belong to the running lab of this user."""
     host, port = config.gateway.host, config.gateway.port
     directory = model_store.directory_of(config.model.path)
-    is_prepared = model_store.is_prepared(directory)
+    is_prepared = model_store.is_here(config.model.path)
     available_bytes, needed_gib = psutil.virtual_memory().available, needed_memory_gib(config)
     host_fault = machine.host_fault(host)
     checks = [

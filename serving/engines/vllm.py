@@ -111,6 +111,8 @@ def command_line(
 def speculative_config(speculation: SpeculationConfig) -> dict[str, Any]:
     """How a lane drafts, in vLLM's own keys; it refuses those of other methods, so they are left out."""
     method = speculation.method
+    if (path := speculation.draft_path) is not None:
+        speculation = speculation.model_copy(update={"model": str(model_store.directory_of(path))})
     if method not in KNOWN_METHODS:
         return {"method": method} | speculation.model_dump(exclude_unset=True)
     given: dict[str, Any] = speculation.model_dump()
@@ -127,7 +129,7 @@ class VllmEngine:
     def __init__(
         self, lane: LaneConfig, model: ModelConfig, checkpoint: Path, served_names: list[str]
     ) -> None:
-        if lane.speculation is not None and (draft := lane.speculation.draft_directory) is not None:
+        if lane.speculation is not None and (draft := lane.speculation.draft_path) is not None:
             # vLLM would take it for a name on a hub, and say so after half a minute.
             model_store.resolve(draft, f"lanes[{lane.name}].speculation.model")
         # `tandem up` looks as well; on a cluster this is the first to see the node.

@@ -103,7 +103,7 @@ def _question(lane: LaneConfig, config: LabConfig) -> Question:
             for key, value in engine_args.items()
         ],
         given=", ".join(f"{key} = {_shown(value)}" for key, value in given.items()),
-        has_checkpoint=model_store.is_prepared(directory),
+        has_checkpoint=model_store.is_here(model.path),
     )
 
 
