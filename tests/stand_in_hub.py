@@ -40,7 +40,11 @@ class Repository:
     is_gated: bool = False
 
     def files(self) -> dict[str, Path]:
-        found = {str(path.relative_to(self.directory)): path for path in self.directory.rglob("*") if path.is_file()}
+        found = {
+            str(path.relative_to(self.directory)): path
+            for path in self.directory.rglob("*")
+            if path.is_file()
+        }
         return found | {name: self.directory / name for name in self.listed_only}
 
 
@@ -68,7 +72,9 @@ def _app(hub: StandInHub) -> FastAPI:
     @app.middleware("http")
     async def note(request: Request, call_next: Any) -> Response:
         headers = request.headers
-        hub.asked.append((request.method, request.url.path, headers.get("range"), headers.get("authorization")))
+        hub.asked.append(
+            (request.method, request.url.path, headers.get("range"), headers.get("authorization"))
+        )
         if hub.is_down:
             return Response(status_code=503)
         answer: Response = await call_next(request)
@@ -100,7 +106,12 @@ def _app(hub: StandInHub) -> FastAPI:
         if isinstance(found, Response):
             return found
         return [
-            {"type": "file", "path": path, "size": file.stat().st_size if file.exists() else 1, "oid": _oid(path)}
+            {
+                "type": "file",
+                "path": path,
+                "size": file.stat().st_size if file.exists() else 1,
+                "oid": _oid(path),
+            }
             for path, file in found.files().items()
         ]
 
@@ -113,8 +124,14 @@ def _app(hub: StandInHub) -> FastAPI:
         if not source.is_file():
             return _refused(404, "EntryNotFound")
         size = source.stat().st_size
-        start = int(asked.removeprefix("bytes=").rstrip("-")) if (asked := request.headers.get("range")) else 0
-        headers = {"ETag": f'"{_oid(path)}"', "X-Repo-Commit": found.commit, "Content-Length": str(size - start)}
+        start = (
+            int(asked.removeprefix("bytes=").rstrip("-")) if (asked := request.headers.get("range")) else 0
+        )
+        headers = {
+            "ETag": f'"{_oid(path)}"',
+            "X-Repo-Commit": found.commit,
+            "Content-Length": str(size - start),
+        }
         if asked:
             headers["Content-Range"] = f"bytes {start}-{size - 1}/{size}"
         if request.method == "HEAD":
@@ -147,7 +164,9 @@ def stand_in_hub(repositories: dict[str, Repository]) -> Iterator[StandInHub]:
     """Run a hub that has these, by `org/name`."""
     port = free_port()
     hub = StandInHub(f"http://127.0.0.1:{port}", repositories)
-    server = uvicorn.Server(uvicorn.Config(_app(hub), host="127.0.0.1", port=port, log_level="critical", lifespan="off"))
+    server = uvicorn.Server(
+        uvicorn.Config(_app(hub), host="127.0.0.1", port=port, log_level="critical", lifespan="off")
+    )
     thread = threading.Thread(target=server.run, name="hub", daemon=True)
     thread.start()
     while not server.started:

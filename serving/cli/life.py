@@ -146,7 +146,7 @@ def _refuse_what_is_not_here(lab: LabConfig, path: Path, *, has_engines: bool = 
         has_engines: whether they run here; those of a cluster find models and environment on their own nodes.
 
     Raises:
-        ConfigError: they are not; the default model and those of a hub are brought on first use, and need not be there.
+        ConfigError: they are not; the default model and a hub's are brought on first use, and need not be.
     """
     if has_engines and (faults := doctor.environment_faults(lab)):
         raise ConfigError("environment: " + "; ".join(faults))
@@ -276,7 +276,7 @@ def _take_down(address: str, run_id: str) -> None:
 @click.command()
 @config_option
 def prepare(config_file: Path | None) -> None:
-    """Make ready what the config names: the default model converted, once, those of a hub fetched or brought up to date.
+    """Make ready what the config names: the default model converted, once, a hub's fetched or brought up to date.
 
     \b
     Examples:
@@ -285,6 +285,7 @@ def prepare(config_file: Path | None) -> None:
     """
     path = find_config(config_file)
     lab = config.load(path)
+    model_store.cache_dir()  # its fault would be none of the file's
     if not lab.checkpoints:
         say_err(f"{path}: no lane computes with a model")
     for setting, model in lab.checkpoints.items():

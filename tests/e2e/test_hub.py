@@ -1,4 +1,4 @@
-"""A model of a hub becomes a lab: fetched at the first start, over a connection that breaks, and known by its commit."""
+"""A hub's model becomes a lab: fetched at the first start, over a connection that breaks; known by its commit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,12 @@ def test_the_default_models_files_on_a_hub_become_a_lab_that_answers(tmp_path: P
         environment = variables | {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN}
         with running_lab(config, environment=environment) as lab:
             num_asked = len(hub.asked)
-            body = {"model": "small:batched", "prompt": "Once upon a time", "max_tokens": 8, "ignore_eos": True}
+            body = {
+                "model": "small:batched",
+                "prompt": "Once upon a time",
+                "max_tokens": 8,
+                "ignore_eos": True,
+            }
             answer = lab.post("/v1/completions", body)
             assert answer.json()["usage"]["completion_tokens"] == 8, answer.text
             described = lab.get("/lab")
@@ -50,7 +55,10 @@ def test_the_default_models_files_on_a_hub_become_a_lab_that_answers(tmp_path: P
     # Without a hub the copy will do.
     done = tandem("prepare", "--config", str(_written(config, tmp_path)), environment=environment)
     assert done.returncode == 0, done.stderr
-    assert f"does not answer: [Errno 111] Connection refused; the copy of {NAME}@{repository.commit} stays" in done.stderr
+    assert (
+        f"does not answer: [Errno 111] Connection refused; the copy of {NAME}@{repository.commit} stays"
+        in done.stderr
+    )
 
 
 def _written(config: object, folder: Path) -> Path:
