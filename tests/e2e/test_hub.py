@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 
@@ -13,7 +14,7 @@ from tests.e2e.conftest import DEFAULT_CONFIG
 from tests.running_lab import running_lab, tandem
 from tests.stand_in_hub import Repository, stand_in_hub
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
 
 NAME = "someone/a-small-model"
 TOKEN = "hf_not-to-be-seen-0123456789"

@@ -1,4 +1,4 @@
-"""Models of a hub, from a stand-in on the loopback: what comes, what is not asked for twice, what is refused and how."""
+"""Models of a hub, from a stand-in on the loopback: what comes, what is not asked for twice, what is refused."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_a_disk_without_room_is_said_before_anything_comes(
 ) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=100_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(ConfigError, match="0 MiB to fetch and 0 MiB free for .*HF_HUB_CACHE"):
+    with pytest.raises(ConfigError, match=r"0 MiB to fetch and 0 MiB free for .*HF_HUB_CACHE"):
         fetch()
     assert not any("/resolve/" in path for _, path, _, _ in running.asked)
 
@@ -226,7 +226,7 @@ def test_a_cache_that_cannot_be_written_is_named(
     (tmp_path / "plain-file").touch()
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "plain-file" / "cache"))
     with pytest.raises(
-        ConfigError, match="cannot be written to .*plain-file.*: Not a directory; set HF_HUB_CACHE"
+        ConfigError, match=r"cannot be written to .*plain-file.*: Not a directory; set HF_HUB_CACHE"
     ):
         fetch()
 

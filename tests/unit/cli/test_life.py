@@ -262,8 +262,8 @@ def test_a_cache_that_cannot_be_written_is_named(
     result = run(verb)
     assert result.exit_code == ExitCode.USAGE
     assert (
-        f"error: deploy/lab.yaml: model.path = 'auto': the model cannot be written to {cache}/models: Not a directory; "
-        "set TANDEM_CACHE" in result.stderr
+        f"error: deploy/lab.yaml: model.path = 'auto': the model cannot be written to {cache}/models: Not a "
+        "directory; set TANDEM_CACHE" in result.stderr
     )
 
 
