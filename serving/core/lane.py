@@ -29,6 +29,7 @@ class ReplicaInfo:
         url: base URL of its HTTP server, `http://host:port`.
         max_running: requests the scheduler may have running on it at once, >= 1.
         takes_unpinned: whether requests that pin no lane may come here.
+        model: whose such requests: the name of another model than the lab's, or "".
     """
 
     replica_id: str
@@ -37,6 +38,7 @@ class ReplicaInfo:
     url: str
     max_running: int
     takes_unpinned: bool
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class EngineFacts:
         niceness: of its process; None where it is not told.
         group_niceness: of its scheduling group; None where it has none of its own.
         arguments: options of `vllm serve` that it was started with; none of an engine that has none.
+        tokenizer: tells tokenizers apart, by their files; "" where they are not known.
     """
 
     name: str
@@ -60,6 +63,7 @@ class EngineFacts:
     niceness: int | None = None
     group_niceness: int | None = None
     arguments: tuple[str, ...] = ()
+    tokenizer: str = ""
 
 
 def has_model(replica: Mapping[str, Any]) -> bool:

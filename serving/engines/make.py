@@ -23,10 +23,15 @@ def make_engine(lane: LaneConfig, model: ModelConfig, served_names: list[str]) -
     """
     match lane.engine:
         case "vllm":
-            return VllmEngine(lane, model, model_store.resolve(model.path), served_names)
+            return VllmEngine(lane, model, model_store.resolve(model.path, _setting(lane)), served_names)
         case "simulated" if lane.simulated is not None and lane.simulated.prepared:
             return PreparedEngine(lane, served_names)
         case "simulated":
             return SimulatedEngine(lane, served_names, model.max_model_len)
         case _:
             assert_never(lane.engine)
+
+
+def _setting(lane: LaneConfig) -> str:
+    """What names the lane's model, for errors."""
+    return "model.path" if lane.model is None else f"lanes[{lane.name}].model.path"

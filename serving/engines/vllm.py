@@ -138,6 +138,7 @@ class VllmEngine:
         device = choose_device(model)
         dtype = choose_dtype(model, device, machine.instruction_sets())
         self._arguments = command_line(lane, model, checkpoint, served_names, device, dtype)
+        self._checkpoint = checkpoint
         self._llm: Any = None
         self._app: Any = None
         self._tally = EngineTally()
@@ -166,6 +167,7 @@ class VllmEngine:
             device=self._device,
             dtype=self._dtype,
             arguments=tuple(self._arguments),
+            tokenizer=model_store.tokenizer_digest(self._checkpoint),
         )
 
     @property

@@ -82,7 +82,7 @@ def faults(config: LabConfig, say: Say, ask: Ask | None = None) -> list[str]:
 
 
 def _question(lane: LaneConfig, config: LabConfig) -> Question:
-    model = config.model
+    model = config.model_of(lane)
     directory = model_store.directory_of(model.path)
 
     def arguments(of: LaneConfig) -> list[str]:

@@ -18,12 +18,14 @@ class Places:
     Attributes:
         limits: for each replica, how many sequences it may hold when one of these joins; slots reserved
             for higher bands are taken off.
+        models: whose requests that pin no lane may run on one of them as well; as in `ReplicaInfo`.
         num_slots: their sum, sequences of such requests that may run at once.
     """
 
     replicas: tuple[ReplicaState, ...]
     limits: tuple[int, ...]
     lanes: frozenset[str]
+    models: frozenset[str]
     num_slots: int
 
 
@@ -99,8 +101,9 @@ class Fleet:
             if wide:
                 replicas, limits = [replicas[i] for i in wide], [limits[i] for i in wide]
             lanes = frozenset(replica.info.lane for replica in replicas)
+            models = frozenset(replica.info.model for replica in replicas if replica.info.takes_unpinned)
             places = self._by_eligibility[eligibility] = Places(
-                tuple(replicas), tuple(limits), lanes, sum(limits)
+                tuple(replicas), tuple(limits), lanes, models, sum(limits)
             )
         return places
 
