@@ -33,7 +33,8 @@ from serving.core.lane import ANY_LANE, Strategy
 from serving.core.request import TENANT_NAME
 
 Host = Annotated[str, Field(min_length=1, max_length=253)]
-Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.\-]{0,62}$")]
+NAME_PATTERN = r"^[a-z0-9][a-z0-9.\-]{0,62}$"
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 Seconds = Annotated[float, Field(gt=0, le=3600)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Order = Literal["fcfs", "priority", "sjf", "edf", "fair"]
@@ -350,7 +351,8 @@ class LaneModelConfig(_Settings):
     """Another model than the lab's, for one lane; whatever else `model` sets holds for it, too."""
 
     path: str  # as `model.path`
-    name: Name | None = None  # None: the lab's, and it takes no requests but those that pin the lane
+    # None: the lab's, and it takes no requests but those that pin the lane.
+    name: str | None = Field(None, pattern=NAME_PATTERN)
 
 
 class LaneConfig(_Settings):
@@ -465,12 +467,14 @@ class LabConfig(_Settings):
             )
         paths: dict[str, str] = {}
         for lane in lanes:
-            if lane.model is not None and (name := lane.model.name) is not None:
-                if paths.setdefault(name, lane.model.path) != lane.model.path:
-                    raise ValueError(
-                        f"lanes[{lane.name}].model.path = {_shown(lane.model.path)}: another lane's model "
-                        f"{name!r} has path {_shown(paths[name])}; give one of them another name"
-                    )
+            if lane.model is None or lane.model.name is None:
+                continue
+            name, path = lane.model.name, lane.model.path
+            if paths.setdefault(name, path) != path:
+                raise ValueError(
+                    f"lanes[{lane.name}].model.path = {_shown(path)}: another lane's model {name!r} has path "
+                    f"{_shown(paths[name])}; give one of them another name"
+                )
         return lanes
 
     @model_validator(mode="after")
