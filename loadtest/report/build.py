@@ -28,6 +28,7 @@ from loadtest.run.directory import (
     replace_file,
     writing,
 )
+from loadtest.run.lane_models import other_names
 
 
 def build(directory: Path) -> Summary:
@@ -106,6 +107,7 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
         ("Objective", summary.slo or "none given"),
         ("Answers", f"{_answers(run.output_tokens)}, greedy"),
         ("Prompt tokens", f"counted by {run.token_counter}"),
+        *((f"Prompt tokens of {lane}", f"counted by {name}") for lane, name in run.token_counters.items()),
         ("Address", run.base_url),
         ("Status", run.status + (f", in {run.parts} parts" if run.parts > 1 else "")),
     ]
@@ -121,7 +123,8 @@ def _engine_options(run: RunInfo) -> list[tuple[str, str]]:
 
 
 def _model(run: RunInfo) -> str:
-    return f"{run.model['name']}, {run.model['dtype']} on {run.model['device']}"
+    others = "".join(f"; {lane}: {name}" for lane, name in other_names(run.config).items())
+    return f"{run.model['name']}, {run.model['dtype']} on {run.model['device']}{others}"
 
 
 def _answers(output_tokens: int | None) -> str:

@@ -14,6 +14,7 @@ from loadtest.judge.slo import parse_slo
 from loadtest.offer.arrivals import parse_load
 from loadtest.offer.load import ClosedLoop, Load
 from loadtest.offer.workload import load_workload
+from loadtest.run.lane_models import other_names
 from loadtest.run.plan import (
     MAX_ERROR_RATE,
     MAX_OUTPUT_TOKENS,
@@ -213,6 +214,7 @@ def make_plan(experiment: Experiment, base_url: str, description: Mapping[str, A
     return Plan(
         base_url=base_url,
         model=description["model"]["name"],
+        models=other_names(description["config"]),
         stages=tuple(stages),
         name=experiment.name,
         seed=seed,

@@ -118,7 +118,8 @@ def test_the_default_lab_has_the_three_lanes_it_promises() -> None:
         ),
         (
             "lanes:\n  - {name: a, strategy: batched, takes_unpinned: false}\n",
-            "lab.yaml: lanes: no lane of the lab's model takes unpinned requests; set takes_unpinned: true on at least one",
+            "lab.yaml: lanes: no lane of the lab's model takes unpinned requests; set takes_unpinned: true on at "
+            "least one",
         ),
         (
             "lanes:\n  - {name: one, strategy: sequential, max_num_seqs: 4}\n",

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants, file_download
+from huggingface_hub import constants
 
 from serving import hub, model_store
 from serving.core.errors import ConfigError
@@ -41,7 +41,9 @@ def running(repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 10_000)  # of what has come when a connection breaks
-    monkeypatch.setattr(file_download.time, "sleep", lambda _: None)  # it waits before it tries again
+    monkeypatch.setattr(
+        "huggingface_hub.file_download.time.sleep", lambda _: None
+    )  # it waits before it tries again
     with stand_in_hub({NAME: repository}) as one:
         monkeypatch.setattr(constants, "ENDPOINT", one.url)
         template = f"{one.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
