@@ -292,7 +292,7 @@ def _prepare(job: Job, with_ceiling: bool, say: Say) -> tuple[TokenCounter, dict
 def _counters_of_lanes(info: RunInfo) -> dict[str, TokenCounter]:
     """Those of lanes that have another model than the lab's."""
     models = lane_models(info.config, ())
-    own = info.config["model"]["path"]
+    own = info.model.get("path", "")
     return {lane: token_counter(tokenizer_of(one.path)) for lane, one in models.items() if one.path != own}
 
 

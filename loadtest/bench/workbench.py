@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 from loadtest.client.record import ClientReason, RequestRecord
 from loadtest.judge.slo import Slo, parse_slo
@@ -102,7 +101,7 @@ def open_workbench(
     directory: Path,
     *,
     counter: TokenCounter,
-    counters: Mapping[str, TokenCounter] = MappingProxyType({}),
+    counters: Mapping[str, TokenCounter],
     say: Say,
     stop: Stop,
     offset_s: float = 0.0,

@@ -46,7 +46,7 @@ def lane_models(config: Mapping[str, Any], replicas: Sequence[Mapping[str, Any]]
 
 def other_names(config: Mapping[str, Any]) -> dict[str, str]:
     """By lane, the name of its model where that is not the lab's."""
-    own = config["model"]["name"]
+    own = str(config.get("model", {}).get("name", ""))
     return {lane: model.name for lane, model in lane_models(config, ()).items() if model.name != own}
 
 

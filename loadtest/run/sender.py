@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from loadtest.client.record import RequestLabel
@@ -63,7 +62,7 @@ class Sender:
     salt: str
     clock: Clock
     counter: TokenCounter = BYTE_ESTIMATE
-    counters: Mapping[str, TokenCounter] = MappingProxyType({})
+    counters: Mapping[str, TokenCounter] = field(default_factory=dict)
 
     def connect(self) -> StreamingClient:
         """A client that opens its connection with its first request."""
