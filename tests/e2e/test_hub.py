@@ -25,11 +25,7 @@ def test_the_default_models_files_on_a_hub_become_a_lab_that_answers(tmp_path: P
     config = yaml.safe_load(DEFAULT_CONFIG.read_text())
     del config["gateway"]["port"]
     config["model"] |= {"name": "small", "path": f"{NAME}@main"}
-    plain = {"strategy": "batched", "max_num_seqs": 4}
-    config["lanes"] = [
-        plain | {"name": "batched"},
-        plain | {"name": "other", "model": {"name": "local", "path": str(directory)}},
-    ]
+    config["lanes"] = [{"name": "batched", "strategy": "batched", "max_num_seqs": 4}]
     repository = Repository(directory, breaks={WEIGHTS: 1}, token=TOKEN)
     cache = {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HOME": str(tmp_path)}
     variables = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"} | cache
@@ -37,18 +33,18 @@ def test_the_default_models_files_on_a_hub_become_a_lab_that_answers(tmp_path: P
         environment = variables | {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN}
         with running_lab(config, environment=environment) as lab:
             num_asked = len(hub.asked)
-            for model, lane in (("small", "batched"), ("local", "other")):
-                body = {"model": model, "prompt": "Once upon a time", "max_tokens": 2, "ignore_eos": True}
-                answer = lab.post("/v1/completions", body)
-                assert answer.headers["x-tandem-lane"] == lane
-                assert answer.json()["usage"]["completion_tokens"] == 2, answer.text
+            body = {
+                "model": "small:batched",
+                "prompt": "Once upon a time",
+                "max_tokens": 8,
+                "ignore_eos": True,
+            }
+            answer = lab.post("/v1/completions", body)
+            assert answer.json()["usage"]["completion_tokens"] == 8, answer.text
             described = lab.get("/lab")
             assert described["config"]["model"]["path"] == f"{NAME}@{repository.commit}"
-            arguments = {one["lane"]: " ".join(one["arguments"]) for one in described["replicas"]}
-            assert str(tmp_path / "hub") in arguments["batched"]
-            assert f"--model {directory} " in arguments["other"]
-            (tokenizer,) = {one["tokenizer"] for one in described["replicas"]}
-            assert tokenizer, "of both, by their files"
+            (replica,) = described["replicas"]
+            assert str(tmp_path / "hub") in " ".join(replica["arguments"])
             log = (Path(lab.environment["TANDEM_STATE"]) / "lab.log").read_text()
             assert TOKEN not in log
             assert TOKEN not in str(described)
