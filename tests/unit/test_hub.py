@@ -118,6 +118,19 @@ def test_a_download_that_ended_halfway_goes_on_with_the_files_that_are_missing(
     assert len(running.fetched("config.json")) == len(running.fetched("tokenizer.json")) == 1
 
 
+def test_what_another_program_fetched_of_it_is_no_checkpoint(running: StandInHub) -> None:
+    directory = hub.directory_of(HubName(NAME, COMMIT))
+    directory.mkdir(parents=True)
+    (directory / "tokenizer.json").write_text("{}")
+    refs = directory.parents[1] / "refs"
+    refs.mkdir()
+    (refs / "main").write_text(COMMIT)
+    assert not model_store.is_here(f"{NAME}@main")
+    fetch()
+    assert model_store.is_here(f"{NAME}@main")
+    assert running.fetched("tokenizer.json") == [], "it is here"
+
+
 def test_a_branch_that_moves_is_followed_when_asked_and_the_copy_stays_whole_until_then(
     running: StandInHub, repository: Repository
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
 from serving.config import LaneConfig, ModelConfig, SimulatedProfile, SpeculationConfig
 from serving.core.errors import ConfigError
@@ -135,6 +136,15 @@ def test_a_draft_model_is_named_and_nothing_is_said_of_lookup() -> None:
         "model": "/models/draft",
         "num_speculative_tokens": 5,
     }
+
+
+@pytest.mark.parametrize("method", ["eagle3", "medusa"])
+def test_a_draft_of_a_hub_is_named_by_its_directory(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", "/cache")
+    speculation = SpeculationConfig(method=method, model=f"org/head@{'c' * 40}")
+    lane = LaneConfig(name="spec", strategy=Strategy.SPECULATIVE, speculation=speculation)
+    (said,) = options(lane)["--speculative-config"]
+    assert json.loads(said)["model"] == f"/cache/models--org--head/snapshots/{'c' * 40}"
 
 
 @pytest.mark.parametrize(
