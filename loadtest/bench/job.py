@@ -32,7 +32,7 @@ from loadtest.run.directory import (
     StageRun,
     write_run,
 )
-from loadtest.run.lane_models import lane_models
+from loadtest.run.lane_models import counters_of_lanes, lane_models
 from loadtest.run.plan import Plan
 from serving import machine, run_directory
 from serving.core.errors import ConfigError
@@ -275,7 +275,7 @@ def _prepare(job: Job, with_ceiling: bool, say: Say) -> tuple[TokenCounter, dict
     counter = token_counter(
         Path(plan.tokenizer) if plan.tokenizer is not None else tokenizer_of(job.info.model["path"])
     )
-    counters = {} if plan.tokenizer is not None else _counters_of_lanes(job.info)
+    counters = {} if plan.tokenizer is not None else counters_of_lanes(job.info.config)
     names = {lane: one.name for lane, one in counters.items()}
     info = replace(job.info, token_counter=counter.name, token_counters=names)
     if with_ceiling and info.ceiling is None:
@@ -287,13 +287,6 @@ def _prepare(job: Job, with_ceiling: bool, say: Say) -> tuple[TokenCounter, dict
     if info.parts == 1:
         info = replace(info, started_at=datetime.now(UTC).isoformat(timespec="milliseconds"))
     return counter, counters, info
-
-
-def _counters_of_lanes(info: RunInfo) -> dict[str, TokenCounter]:
-    """Those of lanes that have another model than the lab's."""
-    models = lane_models(info.config, ())
-    own = info.model.get("path", "")
-    return {lane: token_counter(tokenizer_of(one.path)) for lane, one in models.items() if one.path != own}
 
 
 @contextmanager

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from loadtest.offer.prompt_tokens import TokenCounter, token_counter, tokenizer_of
+
 
 @dataclass(frozen=True, slots=True)
 class LaneModel:
@@ -48,6 +50,14 @@ def other_names(config: Mapping[str, Any]) -> dict[str, str]:
     """By lane, the name of its model where that is not the lab's."""
     own = str(config.get("model", {}).get("name", ""))
     return {lane: model.name for lane, model in lane_models(config, ()).items() if model.name != own}
+
+
+def counters_of_lanes(config: Mapping[str, Any]) -> dict[str, TokenCounter]:
+    """By lane, what counts the tokens of its prompts, where it has another model than the lab's; the byte estimate
+    where its tokenizer is not on this machine."""
+    own = str(config.get("model", {}).get("path", ""))
+    models = lane_models(config, ())
+    return {lane: token_counter(tokenizer_of(one.path)) for lane, one in models.items() if one.path != own}
 
 
 def alike(models: Mapping[str, LaneModel]) -> tuple[tuple[str, ...], ...]:

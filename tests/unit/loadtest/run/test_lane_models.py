@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from loadtest.offer.prompt_tokens import ByteEstimate
-from loadtest.run.lane_models import LaneModel, alike, lane_models, other_names
+from loadtest.run.lane_models import LaneModel, alike, counters_of_lanes, lane_models, other_names
 from loadtest.run.plan import Plan
 from loadtest.run.sender import Sender
 from tests.unit.loadtest.runs import stage_plan
@@ -61,6 +64,18 @@ def test_lanes_are_alike_by_tokenizer_and_where_none_is_told_by_model(
 
 def test_a_lab_of_before_is_one_group() -> None:
     assert alike(lane_models({"lanes": [{"name": "a"}, {"name": "b"}]}, [{"lane": "a"}])) == (("a", "b"),)
+
+
+def test_a_lane_of_another_model_has_a_counter_of_its_own(tmp_path: Path) -> None:
+    words = Tokenizer(WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    words.save(str(tmp_path / "tokenizer.json"))
+    lanes = [*CONFIG["lanes"][:3], {"name": "other", "model": {"name": "other", "path": str(tmp_path)}}]
+    counters = counters_of_lanes(CONFIG | {"lanes": lanes})
+    assert {lane: one.name for lane, one in counters.items()} == {
+        "quantised": "estimate: bytes/4",
+        "other": f"tokenizer: {tmp_path}/tokenizer.json",
+    }
+    assert counters["other"].count("any text that it holds is one word") == 1
 
 
 class TwiceAsMany(ByteEstimate):
