@@ -10,8 +10,7 @@ import errno
 import os
 import re
 import shutil
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -117,7 +116,7 @@ def fetch(name: HubName, setting: str, say: Callable[[str], None]) -> HubName:
         ConfigError: the hub does not have it, does not show it to this token, or there is no room for it.
         HubUnreachableError: the hub does not answer.
     """
-    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 
     if name.is_pinned and is_whole(name):
         return name
@@ -130,16 +129,24 @@ def fetch(name: HubName, setting: str, say: Callable[[str], None]) -> HubName:
             name.revision if name.is_pinned else api.model_info(name.repository, revision=name.revision).sha
         )
         found = HubName(name.repository, str(commit))
-        missing_bytes = _missing_bytes(found, _sizes(api, shown, found))
-        _refuse_without_room(shown, _storage(found), missing_bytes)
+        directory = directory_of(found)
+        missing = {
+            path: size for path, size in _sizes(api, shown, found).items() if not (directory / path).exists()
+        }
+        _refuse_without_room(shown, _storage(found), sum(missing.values()))
+        # This alone keeps the list of files, by which a whole copy is told from half of one. It would fetch all of
+        # them, in threads that Ctrl-C does not end.
         snapshot_download(
             found.repository,
             revision=found.revision,
-            allow_patterns=WANTED,
-            ignore_patterns=UNWANTED,
+            allow_patterns=["config.json"],
             token=token,
-            tqdm_class=_bars(missing_bytes, lambda share: say(f"fetching {name}: {share}")),
+            tqdm_class=_bars(0, lambda _: None),
         )
+        missing.pop("config.json", None)
+        bars = _bars(sum(missing.values()), lambda share: say(f"fetching {name}: {share}"))
+        for path in sorted(missing, key=missing.__getitem__):
+            hf_hub_download(found.repository, path, revision=found.revision, token=token, tqdm_class=bars)
         # Only now: a download that ends halfway leaves the revision at the copy that is whole.
         _note_commit(name, found.revision)
     return found
@@ -165,11 +172,6 @@ def _sizes(api: Any, shown: str, name: HubName) -> dict[str, int]:
 
 def _matches(path: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(path, pattern) for pattern in patterns)
-
-
-def _missing_bytes(name: HubName, sizes: Mapping[str, int]) -> int:
-    directory = directory_of(name)
-    return sum(size for path, size in sizes.items() if not (directory / path).exists())
 
 
 def _refuse_without_room(shown: str, storage: Path, missing_bytes: int) -> None:
@@ -281,26 +283,28 @@ def _note_commit(name: HubName, commit: str) -> None:
 
 
 def _bars(total_bytes: int, say: Callable[[str], None]) -> Any:
-    """A class for the library's progress bars, which draws none and says how much is here."""
+    """A class for the library's progress bars, which draws none and says how much of all files is here."""
     from tqdm import tqdm
 
-    lock = threading.Lock()
+    arrived_bytes = 0
     said = -1
 
     class Bar(tqdm):  # type: ignore[misc]
         def __init__(self, *args: Any, **options: Any) -> None:
-            self._counts_bytes = options.get("unit") == "B"  # another counts files
             super().__init__(*args, **options | {"disable": True})
 
+        def update_transfer(self, n: float | None = 1) -> None:
+            """Bytes on the way: with it the library has one bar a file, and counts what is here in `update`."""
+
+        def set_transfer_postfix_str(self, text: str, refresh: bool = False) -> None:
+            """How fast they come."""
+
         def update(self, n: float | None = 1) -> None:
-            nonlocal said
-            if not self._counts_bytes:
-                return
-            with lock:
-                self.n += n or 0
-                step = SAID_SHARE * int(self.n) // max(1, total_bytes)
-                if step > said:
-                    said = step
-                    say(f"{step / SAID_SHARE:.0%} of {total_bytes / MIB:,.0f} MiB")
+            nonlocal arrived_bytes, said
+            arrived_bytes += int(n or 0)
+            step = SAID_SHARE * arrived_bytes // max(1, total_bytes)
+            if step > said:
+                said = step
+                say(f"{step / SAID_SHARE:.0%} of {total_bytes / MIB:,.0f} MiB")
 
     return Bar

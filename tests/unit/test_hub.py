@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,6 +89,15 @@ def test_what_an_engine_reads_comes_once_and_with_progress(running: StandInHub) 
     asked = len(running.asked)
     assert fetch(f"{NAME}@{COMMIT}") == found
     assert len(running.asked) == asked, "a commit that is here needs no hub"
+
+
+def test_files_come_in_the_thread_that_ctrl_c_interrupts(running: StandInHub) -> None:
+    threads: list[threading.Thread] = []
+    parsed = hub.hub_name(f"{NAME}@main")
+    assert parsed is not None
+    hub.fetch(parsed, "model.path", lambda _: threads.append(threading.current_thread()))
+    assert len(threads) > 2
+    assert set(threads) == {threading.main_thread()}
 
 
 def test_a_connection_that_breaks_is_taken_up_where_it_broke(
