@@ -41,7 +41,7 @@ class Question:
         arguments: all that its engine gets; `base` are those without `engine_args`.
         engine_args: each key, its value as faults show it, and its words on the command line.
         given: what of the lane only vLLM can judge, as faults show it.
-        has_checkpoint: whether the model is there, and its draft; without vLLM can only be asked about names and values.
+        has_checkpoint: whether the model is there, and its draft; else vLLM is asked about names and values only.
     """
 
     lane: str
