@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loadtest.client.lab import describe_lab
+from loadtest.client.lane_models import other_names
 from serving.core.addresses import server_root
 from serving.core.client_key import key_headers
 from serving.core.http_get import GetError, get, post
@@ -85,6 +86,9 @@ class TracedLab:
     def model(self) -> str:
         return str(self.description["model"]["name"])
 
+    def _model_of(self, lane: str) -> str:
+        return other_names(self.description["config"]).get(lane, self.model)
+
     @property
     def max_model_len(self) -> int:
         return int(self.description["model"]["max_model_len"])
@@ -131,7 +135,7 @@ class TracedLab:
         request_id = f"traced-{secrets.token_hex(8)}"
         path = "/v1/chat/completions" if "messages" in question.body else "/v1/completions"
         body = question.body | {
-            "model": f"{self.model}:{question.lane}",
+            "model": f"{self._model_of(question.lane)}:{question.lane}",
             "max_tokens": question.output_tokens,
             "min_tokens": question.output_tokens,
             "ignore_eos": True,
