@@ -52,6 +52,12 @@ def other_names(config: Mapping[str, Any]) -> dict[str, str]:
     return {lane: model.name for lane, model in lane_models(config, ()).items() if model.name != own}
 
 
+def lanes_of_own_model(config: Mapping[str, Any]) -> list[str]:
+    """Lanes that serve the lab's model."""
+    own = str(config.get("model", {}).get("path", ""))
+    return [lane for lane, model in lane_models(config, ()).items() if model.path == own]
+
+
 def counters_of_lanes(config: Mapping[str, Any]) -> dict[str, TokenCounter]:
     """By lane, what counts the tokens of its prompts, where it has another model than the lab's; the byte estimate
     where its tokenizer is not on this machine."""

@@ -44,7 +44,13 @@ def replica(
     model: str = "",
 ) -> ReplicaInfo:
     return ReplicaInfo(
-        replica_id, lane, strategy, f"http://127.0.0.1:1/{replica_id}", max_running, takes_unpinned, model
+        replica_id,
+        lane,
+        strategy,
+        f"http://127.0.0.1:1/{replica_id}",
+        max_running,
+        takes_unpinned,
+        model=model,
     )
 
 
