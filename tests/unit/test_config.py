@@ -616,6 +616,11 @@ def test_ray_reserves_a_card_for_each_rank(device: str, reserved: float) -> None
         ),
         ("urls: ['http://a'], health: ping", "health = 'ping': must begin with /"),
         ("urls: []", "urls must be given for engine openai"),
+        (
+            "urls: ['http://a'], model: {path: /models/b}",
+            "lanes[a]: model is for engines of the lab's own only; engine=openai: the servers' own name of their "
+            "model is served_model",
+        ),
     ],
 )
 def test_a_server_s_settings_are_refused_in_words_of_their_own_and_without_a_secret(
@@ -664,6 +669,34 @@ def test_checkpoints_are_those_of_lanes_that_compute_and_can_be_pinned_together(
         *("org/plain@pinned-main", "org/other@pinned-main", "org/head@pinned-v1", "org/medusa@pinned-v1")
     ]
     assert pinned.with_paths(lambda path: path.replace("pinned-", "")) == lab
+
+
+def test_an_automatic_draft_is_a_checkpoint_only_where_it_has_to_be_made() -> None:
+    speculation = "speculation: {method: %s, model: auto}"
+    lab = lab_of(
+        OWN,
+        f"{{name: d, strategy: speculative, {speculation % 'draft_model'}}}",
+        f"{{name: e, strategy: speculative, model: {{path: auto}}, {speculation % 'eagle3'}}}",
+    )
+    assert lab.checkpoints == {
+        "model.path": "org/plain@main",
+        "lanes[d].speculation.model": "auto",
+        "lanes[e].model.path": "auto",
+    }
+
+
+def test_a_head_for_the_default_model_goes_by_the_lanes_own_model() -> None:
+    head = "{name: e, strategy: speculative, speculation: {method: eagle3, model: auto}%s}"
+    with pytest.raises(ConfigError, match=r"eagle3, model\.path='org/plain@main'"):
+        lab_of(OWN, head % "")
+    with pytest.raises(ConfigError, match=r"eagle3, lanes\[e\]\.model\.path='org/other@main'"):
+        lab_of(OWN, head % ", model: {path: org/other@main}", model="{path: auto}")
+    lab_of(OWN, head % ", model: {path: auto}")
+
+
+def test_servers_that_already_run_need_no_checkpoint_and_serve_the_labs_model() -> None:
+    lab = lab_of("{name: a, strategy: batched, engine: openai, urls: ['http://a']}")
+    assert (lab.checkpoints, lab.needs_model, lab.lanes[0].unpinned_model) == ({}, False, "")
 
 
 @pytest.mark.parametrize(

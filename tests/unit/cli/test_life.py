@@ -411,6 +411,24 @@ def test_up_fetches_what_is_not_here_and_starts_a_lab_that_is_pinned(
     assert set(cached) == {"org/model@main", "org/head@v1", "org/other@main"}
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "asked"),
+    [("draft_model", "own", "lanes[a].speculation.model = auto"), ("eagle3", "auto", "model.path = auto")],
+)
+def test_up_makes_the_default_model_for_drafts_and_nothing_for_the_head_that_comes_with_tandem(
+    method: str, path: str, asked: str, checkout: Path, starts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (checkout / "own").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (checkout / "own" / name).touch()
+    lane = f"{{name: a, strategy: speculative, speculation: {{method: {method}, model: auto}}}}"
+    (checkout / "deploy" / "lab.yaml").write_text(f"model: {{path: {path}}}\nlanes: [{lane}]")
+    made: list[str] = []
+    monkeypatch.setattr(model_store, "obtain", lambda path, setting, _: made.append(f"{setting} = {path}"))
+    assert run("up").exit_code == 0
+    assert (made, starts) == ([asked], ["supervise"])
+
+
 def test_a_hub_that_does_not_answer_ends_a_start_and_leaves_prepare_its_copy(
     cached: dict[str, Path], starts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
