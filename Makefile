@@ -1,9 +1,12 @@
 # Each verb is a thin call of `tandem` or of one tool; CI calls the same verbs.
 # Settings: PYTHON (which Python makes .venv), TORCH_INDEX_URL (where torch's CPU wheel comes from),
-# PROMETHEUS_PORT, ARGS.
+# PROMETHEUS_PORT, CONFIG, ARGS.
 
 BIN := .venv/bin
 ARGS ?=
+# Of `up`, `demo` and `doctor`: another lab than the default one.
+CONFIG ?=
+WITH_CONFIG := $(if $(CONFIG),--config $(CONFIG))
 PROMETHEUS_PORT ?= 9090
 # Where deploy/test_tools.sh unpacks what is not installed.
 TOOLS := $(CURDIR)/.tandem/tools/usr/bin
@@ -15,7 +18,7 @@ help: ## List the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: install ## The whole job: environment, model, lab, load, table and report, everything down again
-	@$(BIN)/tandem demo $(ARGS)
+	@$(BIN)/tandem demo $(WITH_CONFIG) $(ARGS)
 
 test: install ## Set up whatever is missing and run all tests but the slow ones
 	@$(BIN)/tandem prepare
@@ -31,8 +34,8 @@ check: install ## Format, lint, types, import rules
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-up: install ## Start the lab and return when it is ready; ARGS="--config FILE"
-	@$(BIN)/tandem up --detach $(ARGS)
+up: install ## Start the lab and return when it is ready; CONFIG=FILE
+	@$(BIN)/tandem up --detach $(WITH_CONFIG) $(ARGS)
 
 down: install ## Stop the lab
 	@$(BIN)/tandem down $(ARGS)
@@ -86,7 +89,7 @@ crosscheck: install ## Measure one simulated engine with this and three other lo
 	@$(BIN)/python -m loadtest.crosscheck $(ARGS)
 
 doctor: install ## Say what this machine lacks, and what to do about it
-	@$(BIN)/tandem doctor $(ARGS)
+	@$(BIN)/tandem doctor $(WITH_CONFIG) $(ARGS)
 
 install: ## Make .venv from the lock; takes no time when that is done
 	@deploy/install.sh

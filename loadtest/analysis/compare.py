@@ -24,6 +24,7 @@ from serving.core.latency import e2e_latency_s, percentile, tpots_s, ttfts_s
 # Answers and prompts of two runs are drawn anew; a larger difference in their mean length is other work.
 SIZE_TOLERANCE = 0.05
 
+TOKEN_FIGURES = ("tokens/s", "TPOT")
 MAX_STAGES_NAMED = 12  # of a run, in an error
 
 
@@ -254,9 +255,28 @@ def _stage_pair(ours: StageSummary, theirs: StageSummary, a: LoadedRun, b: Loade
         kept = ours.slo.attainment, theirs.slo.attainment
         ratios.append(_of_estimates("attainment", "share", *kept, _attainments))
     ratios += _latency_ratios(ours, theirs, a.samples.get(ours.key), b.samples.get(theirs.key))
+    if not _count_alike(a.summary, ours.lane, b.summary, theirs.lane):
+        ratios = [
+            _of_other_tokens(ratio) if ratio.quantity.startswith(TOKEN_FIGURES) else ratio for ratio in ratios
+        ]
     if ours.invalid or theirs.invalid:
         ratios = [_invalidated(ratio) for ratio in ratios]
     return Pair(ours.workload, ours.load.label, ours.lane, theirs.lane, tuple(ratios))
+
+
+def _count_alike(a: Summary, lane_a: str, b: Summary, lane_b: str) -> bool:
+    """Whether both lanes count the same tokens; so it is taken to be where a run does not say what they served."""
+    of_a, of_b = (
+        next((each.model for each in summary.lanes if each.lane == lane), None)
+        for summary, lane in ((a, lane_a), (b, lane_b))
+    )
+    return of_a is None or of_b is None or of_a.counts_like(of_b)
+
+
+def _of_other_tokens(ratio: Ratio) -> Ratio:
+    return replace(
+        ratio, ratio=None, change=Change.UNKNOWN, basis="not compared: the tokenizers differ, or are not told"
+    )
 
 
 def _repeats(has_interval: bool) -> str:

@@ -12,6 +12,7 @@ from loadtest.analysis.crossover import find_crossovers
 from loadtest.analysis.stage_summary import Repeat, make_repeat, memory_bytes, summarize_stage
 from loadtest.analysis.summary import FailureCount, LaneSummary, Summary
 from loadtest.client.health import ClientCeiling
+from loadtest.client.lane_models import lane_models
 from loadtest.client.record import ClientReason, RequestRecord, read_records
 from loadtest.judge.capacity import Capacity, CapacitySearch, Probe, rounded
 from loadtest.judge.slo import Slo, parse_slo
@@ -59,7 +60,15 @@ def summarize(run: RunFile, records: Sequence[RequestRecord]) -> Summary:
         ceiling=run.run.ceiling,
         stages=stages,
         lanes=lanes,
-        crossovers=find_crossovers(stages, {lane.lane: lane.strategy for lane in lanes}),
+        # What speculation does is seen beside the same model without it.
+        crossovers=tuple(
+            crossover
+            for path in dict.fromkeys(lane.model and lane.model.path for lane in lanes)
+            for crossover in find_crossovers(
+                stages,
+                {lane.lane: lane.strategy for lane in lanes if (lane.model and lane.model.path) == path},
+            )
+        ),
         capacities=() if run.run.search is None or slo is None else _capacities(run, repeats, slo),
         # What the tool withdrew when a stage was done is nobody's failure.
         failures=_failures([record for record in records if record.reason != ClientReason.STAGE_DONE]),
@@ -114,6 +123,7 @@ def _lanes(run: RunFile) -> tuple[LaneSummary, ...]:
     """The lanes that ran, in that order."""
     scrapes = [scrape for stage in run.stages for scrape in (stage.before, stage.after)]
     strategies = {lane["name"]: str(lane["strategy"]) for lane in run.run.config.get("lanes", [])}
+    models = lane_models(run.run.config, run.run.replicas)
     lanes = []
     for name in dict.fromkeys(stage.plan.lane for stage in run.stages):
         replicas = [replica for replica in run.run.replicas if replica.get("lane") == name]
@@ -126,6 +136,7 @@ def _lanes(run: RunFile) -> tuple[LaneSummary, ...]:
                 has_model=all(map(has_model, replicas)),
                 replicas=len(replicas),
                 memory_bytes=memory_bytes(scrapes, name),
+                model=models.get(name),
             )
         )
     return tuple(lanes)

@@ -11,6 +11,7 @@ from enum import StrEnum
 from pydantic import TypeAdapter
 
 from loadtest.client.health import ClientCeiling
+from loadtest.client.lane_models import LaneModel
 from loadtest.judge.capacity import Capacity
 from loadtest.judge.estimate import Estimate
 from loadtest.judge.slo import SloSummary
@@ -137,6 +138,7 @@ class LaneSummary:
 
     Attributes:
         has_model: whether its engines computed with a model; where not, its figures say nothing of one.
+        model: what it served; None in a run of a lab that did not say.
         memory_bytes: the largest seen; None when no replica told.
     """
 
@@ -146,6 +148,7 @@ class LaneSummary:
     has_model: bool
     replicas: int
     memory_bytes: float | None
+    model: LaneModel | None = None
 
 
 @dataclass(frozen=True, slots=True)

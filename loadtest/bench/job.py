@@ -17,6 +17,7 @@ from loadtest.bench.workbench import Stop, Workbench, open_workbench
 from loadtest.client import lab
 from loadtest.client.ceiling import measure_ceiling
 from loadtest.client.health import ClientCeiling
+from loadtest.client.lane_models import counters_of_lanes, lane_models
 from loadtest.client.record import torn_line
 from loadtest.judge.capacity import SearchSettings
 from loadtest.offer.load import ClosedLoop
@@ -134,10 +135,11 @@ def _roofline(description: Mapping[str, Any]) -> Roofline | str:
     batched = [
         lane["name"] for lane in description["config"]["lanes"] if lane["strategy"] == Strategy.BATCHED
     ]
+    models = lane_models(description["config"], ())
     for replica in description["replicas"]:
         if replica["lane"] in batched:
             try:
-                return roofline_of(replica, description["model"]["path"], kept_ceilings)
+                return roofline_of(replica, models[replica["lane"]].path, kept_ceilings)
             except ValueError as error:
                 return str(error)
     return "No roof is drawn: it is that of a batched lane, and this lab had none that was ready."
@@ -224,7 +226,7 @@ def running(job: Job, *, with_ceiling: bool) -> Iterator[RunningJob]:
     stop = Stop()
     try:
         with progress() as say:
-            counter, info = _prepare(job, with_ceiling, say)
+            counter, counters, info = _prepare(job, with_ceiling, say)
             with (
                 _told_of_signals(stop),
                 open_workbench(
@@ -232,6 +234,7 @@ def running(job: Job, *, with_ceiling: bool) -> Iterator[RunningJob]:
                     info,
                     job.directory,
                     counter=counter,
+                    counters=counters,
                     say=say,
                     stop=stop,
                     offset_s=job.offset_s,
@@ -264,14 +267,17 @@ def report(job: Job, run: RunningJob, *, as_json: bool, all_tables: bool) -> Run
     return RunEnd(summary, run.status, run.bench.stop.signal)
 
 
-def _prepare(job: Job, with_ceiling: bool, say: Say) -> tuple[TokenCounter, RunInfo]:
-    """How tokens of prompts are counted, and what is known of the run just before its first stage."""
+def _prepare(job: Job, with_ceiling: bool, say: Say) -> tuple[TokenCounter, dict[str, TokenCounter], RunInfo]:
+    """How tokens of prompts are counted, by lane where it has a model of its own, and what is known of the run just
+    before its first stage."""
     plan = job.plan
     # The plan's tokenizer, else that of the served model where it lies on this machine, else an estimate.
     counter = token_counter(
         Path(plan.tokenizer) if plan.tokenizer is not None else tokenizer_of(job.info.model["path"])
     )
-    info = replace(job.info, token_counter=counter.name)
+    counters = {} if plan.tokenizer is not None else counters_of_lanes(job.info.config)
+    names = {lane: one.name for lane, one in counters.items()}
+    info = replace(job.info, token_counter=counter.name, token_counters=names)
     if with_ceiling and info.ceiling is None:
         say("measuring what this client can do")
         try:
@@ -280,7 +286,7 @@ def _prepare(job: Job, with_ceiling: bool, say: Say) -> tuple[TokenCounter, RunI
             raise click.ClickException(f"the client's ceiling was not measured: {error}") from None
     if info.parts == 1:
         info = replace(info, started_at=datetime.now(UTC).isoformat(timespec="milliseconds"))
-    return counter, info
+    return counter, counters, info
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,6 +101,7 @@ def open_workbench(
     directory: Path,
     *,
     counter: TokenCounter,
+    counters: Mapping[str, TokenCounter],
     say: Say,
     stop: Stop,
     offset_s: float = 0.0,
@@ -109,7 +110,7 @@ def open_workbench(
 
     Args:
         info: its id salts the prompts; ids of requests begin with it, and with its part from the second on.
-        counter: counts the tokens of prompts.
+        counter, counters: count the tokens of prompts, as `Sender` has them.
         offset_s: where the clock of the run stands, for a run that goes on after a pause.
     """
     zero_s = time.perf_counter() - offset_s
@@ -128,7 +129,7 @@ def open_workbench(
                 slo=None if plan.slo is None else parse_slo(plan.slo),
                 directory=directory,
                 clock=clock,
-                sender=Sender(plan, id_prefix, info.id, clock, counter),
+                sender=Sender(plan, id_prefix, info.id, clock, counter, counters),
                 records=records,
                 live=live,
                 exporter=exporter,

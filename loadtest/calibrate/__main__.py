@@ -36,7 +36,7 @@ VERB = "calibrate"
     "docs/simulate.md. Takes one to five minutes; nothing else should use the lab meanwhile.",
 )
 @click.option("--base-url", default=GATEWAY_URL, help="Where the lab is.  [default: the one that runs here]")
-@click.option("--lanes", default="", help="Lanes, with commas.  [default: all that batch]")
+@click.option("--lanes", default="", help="Lanes, with commas.  [default: all of the lab's model that batch]")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),

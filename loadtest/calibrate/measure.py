@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from loadtest.calibrate.design import Cell, drafted_cells, plain_cells
+from loadtest.client.lane_models import lane_models, lanes_of_own_model
 from loadtest.client.traced_lab import Question, TracedLab, TracedLabError
 from loadtest.lesson.measure import busy_s, engine_steps
 from loadtest.offer.prompt_tokens import BYTE_ESTIMATE
@@ -63,11 +64,18 @@ def calibrate(lab: TracedLab, lanes: Sequence[str], now: datetime, say: Say) -> 
     """Measure these lanes, those without drafts first, for the cost of drafts is told from them.
 
     Raises:
-        TracedLabError: a lane cannot be calibrated, a request failed, or the steps say too little.
+        TracedLabError: a lane cannot be calibrated, they have several models, a request failed, or the steps say
+            too little.
     """
     configs = {config["name"]: config for config in lab.description["config"]["lanes"]}
     for name in lanes:
         _check(lab, configs, name)
+    models = lane_models(lab.description["config"], ())
+    # What drafts cost is told from steps without them, of the same model.
+    if len(paths := {models[name].path for name in lanes}) > 1:
+        raise TracedLabError(
+            f"lanes {', '.join(lanes)} serve {' and '.join(sorted(paths))}: a profile is of one model"
+        )
     in_order = sorted(lanes, key=lambda name: configs[name]["strategy"] == Strategy.SPECULATIVE)
     made: list[LaneProfile] = []
     compared: list[Compared] = []
@@ -84,7 +92,8 @@ def calibrate(lab: TracedLab, lanes: Sequence[str], now: datetime, say: Say) -> 
         made.append(profile)
         compared += filter(None, (_compare(each, profile) for each in measured))
     versions = run_directory.installed_versions()
-    profile_of_all = Profile(FORMAT, now, lab.model, machine.describe(), versions, tuple(made))
+    model = lab.model_of(lanes[0]) if lanes else lab.model
+    profile_of_all = Profile(FORMAT, now, model, machine.describe(), versions, tuple(made))
     return Calibration(profile_of_all, tuple(compared))
 
 
@@ -184,10 +193,12 @@ def _mean_context(steps: Sequence[StepEvent], whole: Sequence[Sequence[StepEvent
 
 
 def default_lanes(lab: TracedLab) -> list[str]:
-    """Lanes with one replica that batch, with drafts or without."""
+    """Lanes of the lab's model with one replica that batch, with drafts or without."""
+    own = lanes_of_own_model(lab.description["config"])
     return [
         str(config["name"])
         for config in lab.description["config"]["lanes"]
         if config["strategy"] in (Strategy.BATCHED, Strategy.SPECULATIVE)
         and len(lab.replicas(config["name"])) == 1
+        and config["name"] in own
     ]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loadtest.client.lab import describe_lab
+from loadtest.client.lane_models import lanes_of_own_model, other_names
 from serving.core.addresses import server_root
 from serving.core.client_key import key_headers
 from serving.core.http_get import GetError, get, post
@@ -74,7 +75,7 @@ class TracedLab:
 
     Attributes:
         description: the lab's `/lab`.
-        lanes: the first lane of each strategy that has a replica.
+        lanes: the first lane of each strategy that serves the lab's model and has a replica.
     """
 
     base_url: str
@@ -84,6 +85,10 @@ class TracedLab:
     @property
     def model(self) -> str:
         return str(self.description["model"]["name"])
+
+    def model_of(self, lane: str) -> str:
+        """What clients call the lane's model."""
+        return other_names(self.description["config"]).get(lane, self.model)
 
     @property
     def max_model_len(self) -> int:
@@ -131,7 +136,7 @@ class TracedLab:
         request_id = f"traced-{secrets.token_hex(8)}"
         path = "/v1/chat/completions" if "messages" in question.body else "/v1/completions"
         body = question.body | {
-            "model": f"{self.model}:{question.lane}",
+            "model": f"{self.model_of(question.lane)}:{question.lane}",
             "max_tokens": question.output_tokens,
             "min_tokens": question.output_tokens,
             "ignore_eos": True,
@@ -163,8 +168,11 @@ def find_lab(base_url: str) -> TracedLab:
             f"{base_url} has {busy} requests running or waiting; measuring needs the lab alone"
         )
     lanes: dict[Strategy, str] = {}
+    own = lanes_of_own_model(description["config"])
     for lane in description["config"]["lanes"]:
-        if any(replica["lane"] == lane["name"] for replica in description["replicas"]):
+        if lane["name"] in own and any(
+            replica["lane"] == lane["name"] for replica in description["replicas"]
+        ):
             lanes.setdefault(Strategy(lane["strategy"]), lane["name"])
     return TracedLab(base_url, description, lanes)
 

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from loadtest.analysis.run_summary import read_measured, summarize
 from loadtest.analysis.summary import Summary, summary_json
+from loadtest.client.lane_models import other_names
 from loadtest.drawing.page import render_page
 from loadtest.judge.wording import count
 from loadtest.report.charts import DrawnChart, draw_all, save_png
@@ -107,6 +108,7 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
         ("Objective", summary.slo or "none given"),
         ("Answers", f"{_answers(run.output_tokens)}, greedy"),
         ("Prompt tokens", f"counted by {run.token_counter}"),
+        *((f"Prompt tokens of {lane}", f"counted by {name}") for lane, name in run.token_counters.items()),
         ("Address", run.base_url),
         ("Status", run.status + (f", in {run.parts} parts" if run.parts > 1 else "")),
     ]
@@ -130,7 +132,8 @@ def _lacks(run: RunInfo) -> list[tuple[str, str]]:
 
 
 def _model(run: RunInfo) -> str:
-    return f"{run.model['name']}, {run.model['dtype']} on {run.model['device']}"
+    others = "".join(f"; {lane}: {name}" for lane, name in other_names(run.config).items())
+    return f"{run.model['name']}, {run.model['dtype']} on {run.model['device']}{others}"
 
 
 def _answers(output_tokens: int | None) -> str:

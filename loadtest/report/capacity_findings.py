@@ -110,7 +110,10 @@ def _speculation(ranked: Sequence[tuple[Capacity, Estimate]], summary: Summary) 
     base = next((each for each in ranked if strategies.get(each[0].lane) == Strategy.BATCHED), None)
     if base is None or base[0].is_lower_bound:
         return
+    models = {lane.lane: lane.model and lane.model.path for lane in summary.lanes}
     for capacity, rate_per_s in ranked:
+        if models.get(capacity.lane) != models.get(base[0].lane):
+            continue  # what another model does says nothing of speculation
         if strategies.get(capacity.lane) != Strategy.SPECULATIVE or [capacity, base[0]] == [
             each for each, _ in ranked[:2]
         ]:

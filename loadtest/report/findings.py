@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from loadtest.analysis.summary import Crossing, Crossover, StageSummary, Summary, Verdict
+from loadtest.client.lane_models import alike
 from loadtest.client.record import ClientReason
 from loadtest.judge.estimate import Estimate
 from loadtest.judge.settled import ASSUMED_STAGE_SD
@@ -66,9 +67,9 @@ def findings(summary: Summary) -> tuple[str, ...]:
     if summary.capacities:
         parts = list(capacity_findings.sentences(summary))
     else:
-        parts = [*_objective(usable, summary.slo), _throughput(usable, summary)]
+        parts = [*_objective(usable, summary.slo), *_throughputs(usable, summary)]
     parts += [_speculation(each) for each in summary.crossovers if each.speed_ups]
-    return (*parts, *power(summary.crossovers), _failures(summary))
+    return (*parts, *power(summary.crossovers), *_alike(summary), _failures(summary))
 
 
 def crossing_text(crossing: Crossing, unit: str = "users") -> str:
@@ -122,6 +123,40 @@ def _objective(stages: Sequence[StageSummary], slo: str | None) -> Iterator[str]
         broken = [f"{_load(stage)} ({each.binding})" for stage, each in own if not each.holds]
         text = f"On {workload}, {lane} holds it at {_listed(held) or 'no load measured'}"
         yield text + (f"; not at {_listed(broken)}." if broken else ".")
+
+
+def _groups(summary: Summary) -> tuple[tuple[str, ...], ...]:
+    """Lanes in groups that count the same tokens; all are one where the lab did not say what they serve."""
+    models = {lane.lane: lane.model for lane in summary.lanes if lane.model is not None}
+    return (
+        alike(models) if len(models) == len(summary.lanes) else (tuple(lane.lane for lane in summary.lanes),)
+    )
+
+
+def _throughputs(stages: Sequence[StageSummary], summary: Summary) -> Iterator[str]:
+    """Tokens/s are compared among lanes that count the same tokens."""
+    groups = _groups(summary)
+    if len(groups) == 1:
+        yield _throughput(stages, summary)
+        return
+    for group in groups:
+        if own := [stage for stage in stages if stage.lane in group]:
+            yield f"Of {_listed(group)}: {_throughput(own, summary)}"
+
+
+def _alike(summary: Summary) -> Iterator[str]:
+    """What may be compared, where not all may."""
+    groups = _groups(summary)
+    if len(groups) == 1:
+        return
+    names = {lane.lane: lane.model.name for lane in summary.lanes if lane.model is not None}
+    told = "; ".join(
+        f"{_listed(group)} ({', '.join(dict.fromkeys(names[lane] for lane in group))})" for group in groups
+    )
+    yield (
+        f"Lanes of one tokenizer: {told}. Tokens/s and TPOT are compared only among these; requests/s, TTFT and "
+        "E2E latency between all, if their answers are worth the same."
+    )
 
 
 def _throughput(stages: Sequence[StageSummary], summary: Summary) -> str:

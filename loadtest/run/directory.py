@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ class RunInfo:
         search: how a sweep searched; each lane's first guess is the rate of its first stage.
         ceiling: what this client could read on this machine just before the run.
         token_counter: how the tokens of prompts were counted.
+        token_counters: by lane, where it has a model of its own.
         roofline: of a traced run: what a step of the batched lane must take at least, or a sentence why not known.
         priorities: how the lab's processes yield to this client (`/lab`); None from a lab that does not say.
         parts: 1, and one more for each time the run was stopped and went on; `duration_s` leaves the pauses out.
@@ -76,6 +77,7 @@ class RunInfo:
     search: SearchSettings | None = None
     parts: int = 1
     token_counter: str = "estimate"
+    token_counters: dict[str, str] = field(default_factory=dict)
     roofline: Roofline | str | None = None
     priorities: dict[str, Any] | None = None
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from loadtest.client.lane_models import other_names
 from loadtest.judge.slo import parse_slo
 from loadtest.offer.arrivals import parse_load
 from loadtest.offer.load import ClosedLoop, Load
@@ -213,6 +214,7 @@ def make_plan(experiment: Experiment, base_url: str, description: Mapping[str, A
     return Plan(
         base_url=base_url,
         model=description["model"]["name"],
+        models=other_names(description["config"]),
         stages=tuple(stages),
         name=experiment.name,
         seed=seed,

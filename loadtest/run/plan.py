@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -122,6 +122,7 @@ class Plan:
         prompt_tokens: size of a prompt, where a recorded trace does not give its own; None: the workload's own.
         tokenizer: file or model directory that counts them; None: the served model's if it is at hand.
         trace: record the engine steps of each stage.
+        models: by lane, what it is asked for by where that is not `model`.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -141,6 +142,7 @@ class Plan:
     prompt_tokens: int | None = None
     tokenizer: str | None = None
     trace: bool = False
+    models: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(self.stages) > MAX_STAGES:

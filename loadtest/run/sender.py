@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from loadtest.client.record import RequestLabel
@@ -54,6 +54,7 @@ class Sender:
         salt: what must not find its prompts in a cache is given another.
         clock: seconds since the run started.
         counter: counts the tokens of a prompt whose size is given.
+        counters: by lane, what counts instead where it has a model of its own.
     """
 
     plan: Plan
@@ -61,6 +62,7 @@ class Sender:
     salt: str
     clock: Clock
     counter: TokenCounter = BYTE_ESTIMATE
+    counters: Mapping[str, TokenCounter] = field(default_factory=dict)
 
     def connect(self) -> StreamingClient:
         """A client that opens its connection with its first request."""
@@ -82,7 +84,7 @@ class Sender:
             prompt_tokens=self.plan.prompt_tokens,
             output_tokens=self.plan.output_tokens,
             counter=cast(
-                "Any", self.counter
+                "Any", self.counters.get(stage.lane, self.counter)
             ),  # is hashable, which the cache wants and the protocol does not say
         )
 
@@ -119,7 +121,7 @@ class Sender:
         self, stage: StagePlan, offset: int, label: RequestLabel, arrival: Arrival | None
     ) -> MadeRequest:
         body = self.workload(stage).body(
-            model=f"{self.plan.model}:{stage.lane}",
+            model=f"{self.plan.models.get(stage.lane, self.plan.model)}:{stage.lane}",
             seed=self.plan.seed,
             number=label.number,
             arrival=arrival,

@@ -32,6 +32,7 @@ from loadtest.run import resume
 from loadtest.run.directory import PLAN_FILE, REQUESTS_FILE, read_run
 from loadtest.run.exporter import metrics_port
 from loadtest.run.experiment import MAX_SEED, choose_lanes, split_names
+from loadtest.client.lane_models import other_names
 from loadtest.run.plan import MAX_ERROR_RATE, MAX_TIMEOUT_S, MAX_OUTPUT_TOKENS, Plan, write_plan
 from loadtest.sweep.settings import SweepSettings, read_settings, write_settings
 from loadtest.sweep.stages import CapacitySweep
@@ -191,7 +192,7 @@ def _fresh(
     description = lab.describe_lab(base_url)
     seed = secrets.randbelow(MAX_SEED) if asked["seed"] is None else asked["seed"]
     settings = SweepSettings(**{**asked, "seed": seed, "lanes": _choose(asked["lanes"], description)})
-    plan = _plan(settings, base_url, name, description["model"]["name"])
+    plan = _plan(settings, base_url, name, description["config"])
     now = datetime.now(UTC)
     sweep = settings.sweep(max_minutes)
     directory = job.make_directory(out, runs_dir, name, now)
@@ -215,7 +216,7 @@ def _resumed(
     settings.refuse_others(directory, given, _options())
     resume.refuse_running(directory)
     before = read_run(directory)
-    plan = _plan(settings, base_url, before.run.name, before.run.model["name"])
+    plan = _plan(settings, base_url, before.run.name, before.run.config)
     past = resume.past_of(directory, plan, before, lab.describe_lab(base_url))
     by_stage: dict[str, list[RequestRecord]] = {}
     for record in read_records(directory / REQUESTS_FILE):
@@ -232,10 +233,11 @@ def _resumed(
     return settings, Job(plan, directory, info, past.run.stages, past.offset_s), sweep
 
 
-def _plan(settings: SweepSettings, base_url: str, name: str, model: str) -> Plan:
+def _plan(settings: SweepSettings, base_url: str, name: str, config: Mapping[str, Any]) -> Plan:
     return Plan(
         base_url=base_url,
-        model=model,
+        model=config["model"]["name"],
+        models=other_names(config),
         stages=(),
         name=name,
         seed=settings.seed,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from serving import config, doctor, machine, model_store
+from serving import config, doctor, hub, machine, model_store
 from serving.cli import attach, clients
 from serving.cli.options import Number, config_option, find_config, find_shipped, naming
 from serving.cli.outcome import end, say_err
@@ -23,6 +23,7 @@ from serving.core.exit_codes import ExitCode
 from serving.doctor import Check, Status
 from serving.engines import vllm_check
 from serving.gateway import api_keys
+from serving.hub import HubUnreachableError
 from serving.lab import control, supervisor
 from serving.lab import state as lab_state
 from serving.progress import progress
@@ -115,9 +116,11 @@ def up(
         _refuse_what_is_not_here(lab, path, has_engines=address is None)
         _warn_if_open(lab)
         if address is None:
-            _have_model(lab, path)
+            _have_models(lab, path)
             _refuse_what_vllm_refuses(lab, path)
             attach.refuse_deaf_servers(lab, path, say_err)
+    # Whoever fetches a newer copy meanwhile changes nothing for this lab, and its runs say what they ran.
+    lab = lab.with_paths(model_store.pinned)
     if detach:
         options = [
             part
@@ -171,7 +174,7 @@ def _refuse_what_is_not_here(lab: LabConfig, path: Path, *, has_engines: bool = 
         has_engines: whether they run here; those of a cluster find models and environment on their own nodes.
 
     Raises:
-        ConfigError: they are not; the default model is made on first use, and need not be there.
+        ConfigError: they are not; the default model and a hub's are brought on first use, and need not be.
     """
     if has_engines and (faults := doctor.environment_faults(lab)):
         raise ConfigError("environment: " + "; ".join(faults))
@@ -179,12 +182,14 @@ def _refuse_what_is_not_here(lab: LabConfig, path: Path, *, has_engines: bool = 
     if fault := machine.host_fault(host):
         raise ConfigError(f"{path}: gateway.host = {host!r}: {fault}; it must be an address of this machine")
     with naming(path):
-        if has_engines and lab.needs_model and lab.model.path != "auto":
-            model_store.resolve(lab.model.path)
-        for lane in lab.lanes if has_engines else ():
-            if lane.speculation is not None and (draft := lane.speculation.draft_directory) is not None:
-                method = lane.speculation.method
-                model_store.resolve_draft(method, draft, f"lanes[{lane.name}].speculation.model")
+        for setting, model in lab.checkpoints.items():
+            if has_engines and not model_store.can_be_made(model):
+                model_store.resolve(model, setting)
+            if not has_engines and (name := hub.hub_name(model)) is not None and not name.is_pinned:
+                raise ConfigError(
+                    f"{setting} = {model!r}: on a cluster each node has its own copy; name the commit, 40 "
+                    "hexadecimal digits, so that all have the same"
+                )
         api_keys.read_keys(lab.gateway)
 
 
@@ -209,17 +214,16 @@ def _warn_if_open(lab: LabConfig) -> None:
         )
 
 
-def _have_model(lab: LabConfig, path: Path) -> None:
-    """Prepare the default model on first use.
+def _have_models(lab: LabConfig, path: Path) -> None:
+    """Make or fetch, on first use, what the config names and this machine lacks.
 
     Raises:
-        ConfigError: its package is not installed, or the cache cannot be written.
+        ConfigError: it cannot be had, or the cache cannot be written.
     """
-    if not lab.needs_model or lab.model.path != "auto":
-        return
-    if not model_store.is_prepared(model_store.default_model_path()):
-        with naming(path), progress() as say:
-            model_store.prepare(say)
+    with naming(path), progress() as say:
+        for setting, model in lab.checkpoints.items():
+            if not model_store.is_here(model):
+                model_store.obtain(model, setting, say)
 
 
 def _ray_lab(address: str | None, run_id: str) -> RayLab:
@@ -301,11 +305,36 @@ def _take_down(address: str, run_id: str) -> None:
 
 
 @click.command()
-def prepare() -> None:
-    """Make the default model ready: unpacked from its package and converted, once, in about 40 s."""
-    with progress() as say:
-        path = model_store.prepare(say)
-    say_err(f"model is ready in {path}")
+@config_option
+def prepare(config_file: Path | None) -> None:
+    """Make ready what the config names: the default model converted, once, a hub's fetched or brought up to date.
+
+    \b
+    Examples:
+      tandem prepare
+      HF_TOKEN=... tandem prepare --config my-lab.yaml
+    """
+    path = find_config(config_file)
+    lab = config.load(path)
+    model_store.cache_dir()  # its fault would be none of the file's
+    if not lab.checkpoints:
+        say_err(f"{path}: no lane computes with a model")
+    for setting, model in lab.checkpoints.items():
+        with naming(path):
+            directory = _obtain(model, setting)
+        say_err(f"model is ready in {directory}")
+
+
+def _obtain(model: str, setting: str) -> Path:
+    """Make it ready; where the hub does not answer, an earlier copy will do, and that is said."""
+    try:
+        with progress() as say:
+            return model_store.obtain(model, setting, say)
+    except HubUnreachableError as error:
+        if not model_store.is_here(model):
+            raise
+        say_err(f"{error}; the copy of {model_store.pinned(model)} stays")
+        return model_store.directory_of(model)
 
 
 @click.command(name="doctor")
@@ -355,7 +384,7 @@ def demo(config_file: Path | None) -> None:
     if faults:
         raise TandemError("\n".join(["this machine cannot run the lab:", *check_lines(faults)]))
     _step("model")
-    _have_model(lab, path)
+    _have_models(lab, path)
     _step("lab")
     _up_detached(lab, path, START_TIMEOUT_S)
     # The table is the demo's result: it is shown last, after the lab is down.

@@ -45,6 +45,7 @@ class ReplicaInfo:
         max_running: requests the scheduler may have running on it at once, >= 1.
         takes_unpinned: whether requests that pin no lane may come here.
         server: where requests go instead of `url`; None for an engine of the lab's own.
+        model: whose such requests: the name of another model than the lab's, or "".
     """
 
     replica_id: str
@@ -54,6 +55,7 @@ class ReplicaInfo:
     max_running: int
     takes_unpinned: bool
     server: AttachedServer | None = None
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,7 @@ class EngineFacts:
         group_niceness: of its scheduling group; None where it has none of its own.
         arguments: options of `vllm serve` that it was started with; none of an engine that has none.
         lacks: what it was found not to do, in sentences.
+        tokenizer: tells tokenizers apart, by their files; "" where they are not known.
     """
 
     name: str
@@ -79,6 +82,7 @@ class EngineFacts:
     group_niceness: int | None = None
     arguments: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
+    tokenizer: str = ""
 
 
 def has_model(replica: Mapping[str, Any]) -> bool:

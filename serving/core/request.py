@@ -28,6 +28,7 @@ class SchedulingRequest:
     Attributes:
         request_id: unique among live requests.
         lane: the lane the client pinned, or None to let the scheduler choose.
+        model: where it chooses, whose lanes: the name of another model than the lab's, or "".
         prompt_tokens: estimate of the prompt's length, >= 0.
         max_output_tokens: the most the answer may hold, >= 1.
         num_sequences: what the engine computes side by side for it, prompts x choices, >= 1; each takes a slot.
@@ -58,6 +59,7 @@ class SchedulingRequest:
     waited_s: float = 0.0
     avoid_replica: str | None = None
     num_sequences: int = 1
+    model: str = ""
 
     @property
     def reserved_tokens(self) -> int:

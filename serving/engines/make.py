@@ -24,7 +24,7 @@ def make_engine(lane: LaneConfig, model: ModelConfig, served_names: list[str]) -
     """
     match lane.engine:
         case "vllm":
-            return VllmEngine(lane, model, model_store.resolve(model.path), served_names)
+            return VllmEngine(lane, model, model_store.resolve(model.path, lane.model_setting), served_names)
         case "simulated" if lane.simulated is not None and lane.simulated.prepared:
             return PreparedEngine(lane, served_names)
         case "simulated":

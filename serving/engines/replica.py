@@ -190,7 +190,13 @@ class EngineReplica:
     def _hello(self, url: str) -> ReplicaHello:
         lane = self._lane
         info = ReplicaInfo(
-            self._replica_id, lane.name, lane.strategy, url, lane.max_running, lane.takes_unpinned
+            self._replica_id,
+            lane.name,
+            lane.strategy,
+            url,
+            lane.max_running,
+            takes_unpinned=lane.unpinned_model is not None,
+            model=lane.unpinned_model or "",
         )
         return ReplicaHello(
             info, replace(self._engine.facts, niceness=niceness(), group_niceness=group_niceness())

@@ -137,11 +137,13 @@ def command_line(
 def speculative_config(speculation: SpeculationConfig) -> dict[str, Any]:
     """How a lane drafts, in vLLM's own keys; it refuses those of other methods, so they are left out."""
     method = speculation.method
+    path = speculation.draft_path
+    if speculation.is_shipped or path is not None:
+        draft = model_store.SHIPPED_HEAD if path is None else model_store.directory_of(path)
+        speculation = speculation.model_copy(update={"model": str(draft)})
     if method not in KNOWN_METHODS:
         return {"method": method} | speculation.model_dump(exclude_unset=True)
     given: dict[str, Any] = speculation.model_dump()
-    if speculation.draft_directory == "auto":
-        given["model"] = str(model_store.draft_directory_of(method, "auto"))
     return {key: value for key, value in given.items() if method in METHODS_OF_KEY.get(key, {method})}
 
 
@@ -155,15 +157,16 @@ class VllmEngine:
     def __init__(
         self, lane: LaneConfig, model: ModelConfig, checkpoint: Path, served_names: list[str]
     ) -> None:
-        if lane.speculation is not None and (draft := lane.speculation.draft_directory) is not None:
+        if lane.speculation is not None and (draft := lane.speculation.draft_path) is not None:
             # vLLM would take it for a name on a hub, and say so after half a minute.
-            model_store.resolve_draft(lane.speculation.method, draft, f"lanes[{lane.name}].speculation.model")
+            model_store.resolve(draft, f"lanes[{lane.name}].speculation.model")
         # `tandem up` looks as well; on a cluster this is the first to see the node.
         if faults := metrics_faults() + vllm_faults():
             raise ConfigError("environment of the engine: " + "; ".join(faults))
         device = choose_device(model)
         dtype = choose_dtype(model, device, machine.instruction_sets())
         self._arguments = command_line(lane, model, checkpoint, served_names, device, dtype)
+        self._checkpoint = checkpoint
         self._llm: Any = None
         self._app: Any = None
         self._tally = EngineTally()
@@ -192,6 +195,7 @@ class VllmEngine:
             device=self._device,
             dtype=self._dtype,
             arguments=tuple(self._arguments),
+            tokenizer=model_store.tokenizer_digest(self._checkpoint),
         )
 
     @property

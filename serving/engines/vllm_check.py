@@ -41,7 +41,7 @@ class Question:
         arguments: all that its engine gets; `base` are those without `engine_args`.
         engine_args: each key, its value as faults show it, and its words on the command line.
         given: what of the lane only vLLM can judge, as faults show it.
-        has_checkpoint: whether the model is there; without it vLLM can only be asked about names and values.
+        has_checkpoint: whether the model is there, and its draft; else vLLM is asked about names and values only.
     """
 
     lane: str
@@ -82,7 +82,7 @@ def faults(config: LabConfig, say: Say, ask: Ask | None = None) -> list[str]:
 
 
 def _question(lane: LaneConfig, config: LabConfig) -> Question:
-    model = config.model
+    model = config.model_of(lane)
     directory = model_store.directory_of(model.path)
 
     def arguments(of: LaneConfig) -> list[str]:
@@ -94,6 +94,7 @@ def _question(lane: LaneConfig, config: LabConfig) -> Question:
     given = {"engine_args": engine_args} if engine_args else {}
     if lane.speculation is not None:
         given["speculation"] = lane.speculation.model_dump(mode="json", exclude_unset=True)
+    draft = None if lane.speculation is None else lane.speculation.draft_path
     return Question(
         lane=f"lanes[{lane.name}]",
         arguments=arguments(lane),
@@ -103,7 +104,7 @@ def _question(lane: LaneConfig, config: LabConfig) -> Question:
             for key, value in engine_args.items()
         ],
         given=", ".join(f"{key} = {_shown(value)}" for key, value in given.items()),
-        has_checkpoint=model_store.is_prepared(directory),
+        has_checkpoint=all(map(model_store.is_here, filter(None, (model.path, draft)))),
     )
 
 

@@ -140,7 +140,7 @@ class RequestAccount:
     # The end, and the request as others see it
 
     def client_left(self) -> Ending:
-        """How a request ended whose client closed the connection: many do so at `[DONE]`, before the answer's end."""
+        """How a request ended whose client closed the connection; many do so at `[DONE]`, not at the end."""
         return Ending(Outcome.COMPLETED) if self.notes.has_ended else CLIENT_LEFT
 
     def close(self, ending: Ending) -> None:

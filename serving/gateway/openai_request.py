@@ -49,8 +49,16 @@ class RoutedRequest:
 
 
 def model_names(config: LabConfig) -> list[str]:
-    """Names clients may use: the bare one, then one that pins each lane."""
-    return [config.model.name] + [f"{config.model.name}:{lane.name}" for lane in config.lanes]
+    """Names clients may use: the bare ones, the lab's first, then one that pins each lane."""
+    bare = dict.fromkeys(
+        [config.model.name, *(lane.unpinned_model for lane in config.lanes if lane.unpinned_model)]
+    )
+    return [*bare, *(f"{config.model_name(lane)}:{lane.name}" for lane in config.lanes)]
+
+
+def names_of(config: LabConfig, model: str) -> list[str]:
+    """Those of a model, the bare one first: what its engines answer to."""
+    return [model] + [name for name in model_names(config) if name.startswith(f"{model}:")]
 
 
 def unknown_model(model: Any, config: LabConfig) -> RefusedError:
@@ -69,7 +77,7 @@ def route(
     """
     body = _parse(raw)
     wishes = read_wishes(headers, body, config.scheduler)
-    lane = _lane(body.get("model"), config)
+    model, lane = _choice(body.get("model"), config)
     prompt_tokens = _prompt_tokens(raw, body)
     is_stream = body.get("stream") is True
     strip_usage = False
@@ -80,9 +88,10 @@ def route(
     scheduling = SchedulingRequest(
         request_id=request_id,
         lane=lane,
+        model=model,
         prompt_tokens=prompt_tokens,
         max_output_tokens=_max_output_tokens(body, prompt_tokens, is_chat, config),
-        num_sequences=_num_sequences(body, is_chat, lane, config),
+        num_sequences=_num_sequences(body, is_chat, model, lane, config),
         needs_plain_decoding=any(body.get(option) for option in PLAIN_ONLY_OPTIONS),
         tenant=wishes.tenant,
         band=wishes.band,
@@ -172,14 +181,18 @@ def _place_of_number(raw: bytes) -> str:
     return f"`{'.'.join(found):.{MAX_SHOWN_CHARS}}`" if found else "the body"
 
 
-def _lane(model: Any, config: LabConfig) -> str | None:
+def _choice(model: Any, config: LabConfig) -> tuple[str, str | None]:
+    """The lane that a model's name pins; else whose lanes the scheduler may choose from, "" for the lab's own."""
     if not isinstance(model, str):
         raise RefusedError(Reason.BAD_REQUEST, f"`model` must be a string, got {_brief(model)}")
     if model == config.model.name:
-        return None
-    name, _, lane = model.partition(":")
-    if name == config.model.name and any(known.name == lane for known in config.lanes):
-        return lane
+        return "", None
+    name, _, pinned = model.partition(":")
+    for lane in config.lanes:
+        if lane.name == pinned and config.model_name(lane) == name:
+            return "", pinned
+        if model and lane.unpinned_model == model:
+            return model, None
     raise unknown_model(model, config)
 
 
@@ -192,12 +205,16 @@ def _max_output_tokens(body: dict[str, Any], prompt_tokens: int, is_chat: bool, 
     return min(asked, room) * min(num_prompts * (_count(body.get("n")) or 1), MAX_CHOICES)
 
 
-def _num_sequences(body: dict[str, Any], is_chat: bool, lane: str | None, config: LabConfig) -> int:
+def _num_sequences(
+    body: dict[str, Any], is_chat: bool, model: str, lane: str | None, config: LabConfig
+) -> int:
     """Slots that the request takes of its replica: one for each choice of each prompt."""
     num_prompts = 1 if is_chat else _num_prompts(body.get("prompt"))
     num_choices = _count(body.get("n")) or 1
     num_sequences = num_prompts * num_choices
-    lanes = [one for one in config.lanes if one.name == lane or (lane is None and one.takes_unpinned)]
+    lanes = [
+        one for one in config.lanes if one.name == lane or (lane is None and one.unpinned_model == model)
+    ]
     widest = max(lanes or config.lanes, key=lambda one: one.max_num_seqs)
     if num_sequences > widest.max_num_seqs:
         raise RefusedError(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter, deque
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from serving.config import SchedulerConfig
@@ -17,7 +16,7 @@ from serving.core.lane import ReplicaInfo
 from serving.core.request import Lease, ReplicaVerdict, RequestEnd, SchedulingRequest
 from serving.scheduler.admission import LabView, QueueLimits, Refusal, admit
 from serving.scheduler.estimator import DrainRate, LaneEstimator, OutputPredictor
-from serving.scheduler.fleet import NOTHING_KEPT, Fleet, Kept
+from serving.scheduler.fleet import NOTHING_KEPT, Fleet, Kept, Places
 from serving.scheduler.ledger import Ledger
 from serving.scheduler.order import WaitingRequest, order_policy
 from serving.scheduler.placement import ReplicaState, placement_policy
@@ -238,7 +237,7 @@ class SchedulerCore:
         """By replica: its outstanding tokens, and its even part of those that wait for a replica like it."""
         replicas = self._fleet.all()
         num_by_lane = Counter(replica.info.lane for replica in replicas)
-        num_unpinned = sum(replica.info.takes_unpinned for replica in replicas)
+        num_unpinned = Counter(replica.info.model for replica in replicas if replica.info.takes_unpinned)
         demand = {}
         for replica in replicas:
             lane = replica.info.lane
@@ -246,7 +245,8 @@ class SchedulerCore:
                 replica.load.outstanding_tokens + self._waiting_tokens(lane) // num_by_lane[lane]
             )
             if replica.info.takes_unpinned:
-                demand[replica.info.replica_id] += self._waiting_tokens(None) // num_unpinned
+                model = replica.info.model
+                demand[replica.info.replica_id] += self._waiting_tokens(None, model) // num_unpinned[model]
         return demand
 
     def replicas(self) -> list[ReplicaState]:
@@ -255,8 +255,8 @@ class SchedulerCore:
 
     # Parts of the above
 
-    def _waiting_tokens(self, lane: str | None) -> int:
-        return self._queue.by_lane.get(lane, Backlog()).tokens
+    def _waiting_tokens(self, lane: str | None, model: str = "") -> int:
+        return self._queue.by_choice.get((lane, model), Backlog()).tokens
 
     def _place(self, waiting: WaitingRequest, candidates: list[ReplicaState], now_s: float) -> Grant:
         request = waiting.request
@@ -303,7 +303,7 @@ class SchedulerCore:
         known_waits: list[float] = []
         # Counting who is ahead takes time under some orders, so only for those whom it matters to.
         if not has_room and (request.max_queue_s is not None or request.ttft_deadline_s is not None):
-            num_ahead = self._num_ahead(request, places.lanes, now_s)
+            num_ahead = self._num_ahead(request, places, now_s)
             waits = [e.wait_s(num_ahead, places.num_slots) for e in estimators]
             known_waits = [wait for wait in waits if wait is not None]
         return LabView(
@@ -318,11 +318,12 @@ class SchedulerCore:
             drain_rate_rps=self._drain_rate.rps(now_s),
         )
 
-    def _num_ahead(self, request: SchedulingRequest, lanes: Collection[str], now_s: float) -> int:
+    def _num_ahead(self, request: SchedulingRequest, places: Places, now_s: float) -> int:
+        def shares_room(other: Eligibility) -> bool:
+            return other.model in places.models if other.lane is None else other.lane in places.lanes
+
         # By the policy's order: whom it overtakes, it need not wait for.
-        return self._queue.num_ahead(
-            request, now_s - request.age_s, lambda other: other.lane is None or other.lane in lanes
-        )
+        return self._queue.num_ahead(request, now_s - request.age_s, shares_room)
 
     def _limits(self, request: SchedulingRequest) -> QueueLimits:
         reserved_share = sum(self._reserved_shares[: request.band])

@@ -19,6 +19,7 @@ class Places:
         limits: for each replica, how many sequences it may hold when one of these joins; slots reserved
             for higher bands are taken off.
         fullest: for each, how many it may hold for one of these to join.
+        models: whose requests that pin no lane may run on one of them as well; as in `ReplicaInfo`.
         num_slots: their sum, sequences of such requests that may run at once.
     """
 
@@ -26,6 +27,7 @@ class Places:
     limits: tuple[int, ...]
     fullest: tuple[int, ...]
     lanes: frozenset[str]
+    models: frozenset[str]
     num_slots: int
 
 
@@ -103,8 +105,9 @@ class Fleet:
             # One that is wider than the limit runs alone: else it would wait for ever.
             fullest = [limit - min(eligibility.num_sequences, limit) for limit in limits]
             lanes = frozenset(replica.info.lane for replica in replicas)
+            models = frozenset(replica.info.model for replica in replicas if replica.info.takes_unpinned)
             places = self._by_eligibility[eligibility] = Places(
-                tuple(replicas), tuple(limits), tuple(fullest), lanes, sum(limits)
+                tuple(replicas), tuple(limits), tuple(fullest), lanes, models, sum(limits)
             )
         return places
 

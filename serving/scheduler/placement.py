@@ -34,7 +34,7 @@ def may_serve(replica: ReplicaInfo, eligibility: Eligibility) -> bool:
         return replica.lane == eligibility.lane
     if eligibility.needs_plain_decoding and replica.strategy is Strategy.SPECULATIVE:
         return False
-    return replica.takes_unpinned
+    return replica.takes_unpinned and replica.model == eligibility.model
 
 
 class PlacementPolicy(Protocol):

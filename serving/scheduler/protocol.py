@@ -19,7 +19,7 @@ from serving.core.request import Lease, RequestEnd, SchedulingRequest
 
 # Raise it with every change of a message, or of what one means. Scheduler, gateways and replicas come from one
 # release; the number tells them apart where two of them meet.
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 CONTROL_PATH = "/control"
 MAX_MESSAGES_A_FRAME = 64  # a hello that reports many leases is one message, and longer
 # Why the scheduler closes a channel, as codes of RFC 6455; the close frame says more.

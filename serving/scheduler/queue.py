@@ -28,6 +28,7 @@ class Eligibility:
     band: int
     avoid_replica: str | None = None
     num_sequences: int = 1
+    model: str = ""
 
     @classmethod
     def of(cls, request: SchedulingRequest) -> Eligibility:
@@ -37,6 +38,7 @@ class Eligibility:
             request.band,
             request.avoid_replica,
             request.num_sequences,
+            request.model,
         )
 
 
@@ -73,7 +75,8 @@ class WaitingQueue:
         self._next_ticket = 0
         self.total = Backlog()
         self.by_tenant: dict[str, Backlog] = {}
-        self.by_lane: dict[str | None, Backlog] = {}
+        # By pinned lane; by model, behind None, where the choice is the scheduler's.
+        self.by_choice: dict[tuple[str | None, str], Backlog] = {}
         self.by_group: dict[GroupKey, Backlog] = {}
 
     def __len__(self) -> int:
@@ -147,7 +150,10 @@ class WaitingQueue:
 
     def count_by_lane(self) -> dict[str | None, int]:
         """Waiting requests by pinned lane; None for those that leave the choice to the scheduler."""
-        return {lane: backlog.requests for lane, backlog in self.by_lane.items()}
+        counts: Counter[str | None] = Counter()
+        for (lane, _), backlog in self.by_choice.items():
+            counts[lane] += backlog.requests
+        return dict(counts)
 
     def count_by_band(self) -> dict[int, int]:
         """Waiting requests by band index."""
@@ -159,7 +165,7 @@ class WaitingQueue:
     def _count(self, request: SchedulingRequest, sign: int) -> None:
         self.total.add(request, sign)
         _add(self.by_tenant, request.tenant, request, sign)
-        _add(self.by_lane, request.lane, request, sign)
+        _add(self.by_choice, (request.lane, request.model), request, sign)
         _add(self.by_group, GroupKey(request.lane, request.band, request.tenant), request, sign)
 
 

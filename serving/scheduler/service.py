@@ -407,6 +407,7 @@ class SchedulerService:
                 "dtype": hello.engine.dtype,
                 "device": hello.engine.device,
                 "arguments": list(hello.engine.arguments),
+                "tokenizer": hello.engine.tokenizer,
             }
             for hello in (replica.hello for replica in self._replicas.values())
         ]

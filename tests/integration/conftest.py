@@ -43,6 +43,14 @@ CONFIG: dict[str, Any] = {
                 "num_speculative_tokens": 4,
             },
         },
+        {
+            "name": "tuned",
+            "strategy": "batched",
+            "engine": "simulated",
+            "max_num_seqs": 4,
+            "model": {"name": "other", "path": "/models/other"},
+            "simulated": {"ttft_ms": 30, "step_ms": 10},
+        },
     ],
 }
 

@@ -19,7 +19,7 @@ LONG_TOKENS = 2000  # 20 s at 10 ms a step: never reached
 
 def test_models_lists_the_bare_name_and_a_pin_for_each_lane(lab: RunningLab) -> None:
     names = [model.id for model in lab.client().models.list()]
-    assert names == ["sim", "sim:sequential", "sim:batched", "sim:speculative"]
+    assert names == ["sim", "other", "sim:sequential", "sim:batched", "sim:speculative", "other:tuned"]
 
 
 def test_engines_yield_and_what_routes_does_not(lab: RunningLab) -> None:

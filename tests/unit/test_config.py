@@ -8,6 +8,7 @@ from types import UnionType
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
+import yaml
 from annotated_types import Ge, Gt, Le, Lt, MaxLen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -118,7 +119,8 @@ def test_the_default_lab_has_the_three_lanes_it_promises() -> None:
         ),
         (
             "lanes:\n  - {name: a, strategy: batched, takes_unpinned: false}\n",
-            "lab.yaml: lanes: no lane takes unpinned requests; set takes_unpinned: true on at least one",
+            "lab.yaml: lanes: no lane of the lab's model takes unpinned requests; set takes_unpinned: true on at "
+            "least one",
         ),
         (
             "lanes:\n  - {name: one, strategy: sequential, max_num_seqs: 4}\n",
@@ -396,6 +398,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "bands[]": config.BandConfig,
     "tenants[]": config.TenantConfig,
     "lanes[]": config.LaneConfig,
+    "lanes[].model": config.LaneModelConfig,
     "speculation": config.SpeculationConfig,
     "simulated": config.SimulatedProfile,
     "autoscaling": config.AutoscalingConfig,
@@ -613,6 +616,11 @@ def test_ray_reserves_a_card_for_each_rank(device: str, reserved: float) -> None
         ),
         ("urls: ['http://a'], health: ping", "health = 'ping': must begin with /"),
         ("urls: []", "urls must be given for engine openai"),
+        (
+            "urls: ['http://a'], model: {path: /models/b}",
+            "lanes[a]: model is for engines of the lab's own only; engine=openai: the servers' own name of their "
+            "model is served_model",
+        ),
     ],
 )
 def test_a_server_s_settings_are_refused_in_words_of_their_own_and_without_a_secret(
@@ -621,3 +629,95 @@ def test_a_server_s_settings_are_refused_in_words_of_their_own_and_without_a_sec
     said = refusal(tmp_path, f"lanes: [{{name: a, strategy: batched, engine: openai, {settings}}}]")
     assert fault in said
     assert "secret" not in said
+
+
+def lab_of(*lanes: str, model: str = "{name: plain, path: org/plain@main}") -> config.LabConfig:
+    return config.from_data(yaml.safe_load(f"model: {model}\nlanes: [{', '.join(lanes)}]"), "lab.yaml")
+
+
+OWN = "{name: own, strategy: batched}"
+
+
+def test_a_lane_of_another_model_keeps_the_labs_other_settings() -> None:
+    lab = lab_of(
+        OWN,
+        "{name: b, strategy: batched, model: {name: tuned, path: /t}}",
+        model="{dtype: float32, path: /p}",
+    )
+    assert lab.model_of(lab.lane("b")) == lab.model.model_copy(update={"name": "tuned", "path": "/t"})
+    assert lab.model_of(lab.lane("own")) == lab.model
+    assert [lane.unpinned_model for lane in lab.lanes] == ["", "tuned"]
+
+
+def test_checkpoints_are_those_of_lanes_that_compute_and_can_be_pinned_together() -> None:
+    lab = lab_of(
+        OWN,
+        "{name: b, strategy: batched, model: {path: org/other@main}}",
+        "{name: e, strategy: speculative, speculation: {method: eagle3, model: org/head@v1}}",
+        "{name: m, strategy: speculative, speculation: {method: medusa, model: org/medusa@v1}}",
+        "{name: o, strategy: speculative, speculation: {method: odd, model: as-it-is}}",
+        "{name: s, strategy: batched, engine: simulated, simulated: {}, model: {path: nowhere}}",
+    )
+    assert lab.checkpoints == {
+        "model.path": "org/plain@main",
+        "lanes[b].model.path": "org/other@main",
+        "lanes[e].speculation.model": "org/head@v1",
+        "lanes[m].speculation.model": "org/medusa@v1",
+    }
+    pinned = lab.with_paths(lambda path: path.replace("@", "@pinned-"))
+    assert list(pinned.checkpoints.values()) == [
+        *("org/plain@pinned-main", "org/other@pinned-main", "org/head@pinned-v1", "org/medusa@pinned-v1")
+    ]
+    assert pinned.with_paths(lambda path: path.replace("pinned-", "")) == lab
+
+
+def test_an_automatic_draft_is_a_checkpoint_only_where_it_has_to_be_made() -> None:
+    speculation = "speculation: {method: %s, model: auto}"
+    lab = lab_of(
+        OWN,
+        f"{{name: d, strategy: speculative, {speculation % 'draft_model'}}}",
+        f"{{name: e, strategy: speculative, model: {{path: auto}}, {speculation % 'eagle3'}}}",
+    )
+    assert lab.checkpoints == {
+        "model.path": "org/plain@main",
+        "lanes[d].speculation.model": "auto",
+        "lanes[e].model.path": "auto",
+    }
+
+
+def test_a_head_for_the_default_model_goes_by_the_lanes_own_model() -> None:
+    head = "{name: e, strategy: speculative, speculation: {method: eagle3, model: auto}%s}"
+    with pytest.raises(ConfigError, match=r"eagle3, model\.path='org/plain@main'"):
+        lab_of(OWN, head % "")
+    with pytest.raises(ConfigError, match=r"eagle3, lanes\[e\]\.model\.path='org/other@main'"):
+        lab_of(OWN, head % ", model: {path: org/other@main}", model="{path: auto}")
+    lab_of(OWN, head % ", model: {path: auto}")
+
+
+def test_servers_that_already_run_need_no_checkpoint_and_serve_the_labs_model() -> None:
+    lab = lab_of("{name: a, strategy: batched, engine: openai, urls: ['http://a']}")
+    assert (lab.checkpoints, lab.needs_model, lab.lanes[0].unpinned_model) == ({}, False, "")
+
+
+@pytest.mark.parametrize(
+    ("lane", "fault"),
+    [
+        ("{name: plain, path: /x}", "lanes[b].model.name = 'plain' is the lab's (model.name): leave it out"),
+        ("{name: Big, path: /x}", "lanes.2.model.name = 'Big': must be 1 to 63 of lower case letters"),
+        ("{name: tuned}", "lanes[b].model.path: missing"),
+        (
+            "{name: first, path: /x}",
+            "lanes[b].model.path = '/x': another lane's model 'first' has path '/first'",
+        ),
+    ],
+)
+def test_a_lanes_model_is_refused_with_key_and_value(lane: str, fault: str) -> None:
+    first = "{name: a, strategy: batched, model: {name: first, path: /first}}"
+    with pytest.raises(ConfigError) as raised:
+        lab_of(OWN, first, f"{{name: b, strategy: batched, model: {lane}}}")
+    assert fault in str(raised.value)
+
+
+def test_the_labs_own_model_has_a_lane() -> None:
+    with pytest.raises(ConfigError, match="no lane of the lab's model takes unpinned requests"):
+        lab_of("{name: b, strategy: batched, model: {name: tuned, path: /t}}")

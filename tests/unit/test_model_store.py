@@ -93,3 +93,22 @@ def test_a_cache_without_permission_is_refused(cache: Path) -> None:
     cache.mkdir(mode=0o500)
     with pytest.raises(ConfigError, match="Permission denied"):
         model_store.prepare(print)
+
+
+def test_tokenizers_are_told_apart_by_their_files_and_not_by_their_settings(tmp_path: Path) -> None:
+    def directory(name: str, **files: str) -> Path:
+        made = tmp_path / name
+        made.mkdir()
+        for file, text in files.items():
+            (made / file.replace("_", ".")).write_text(text)
+        return made
+
+    one = directory("one", tokenizer_json="a", vocab_json="x")
+    same = directory("same", tokenizer_json="a", chat="template")
+    other = directory("other", tokenizer_json="b")
+    halves = directory("halves", vocab_json="x")
+    digest = model_store.tokenizer_digest
+    assert digest(one) == digest(same) != digest(other) != ""
+    assert digest(halves) == ""
+    (halves / "merges.txt").write_text("y")
+    assert digest(halves) != ""

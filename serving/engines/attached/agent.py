@@ -122,7 +122,7 @@ class ServerAgent:
             self._page_url,
             lane.max_running,
             lane.takes_unpinned,
-            found.server,
+            server=found.server,
         )
         logger.info("lane %s: server %s serves %s", lane.name, self._url, found.server.model)
         for lack in found.facts.lacks:

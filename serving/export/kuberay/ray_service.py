@@ -212,12 +212,7 @@ def _reads_models(config: LabConfig) -> bool:
     Raises:
         ConfigError: from neither.
     """
-    drafts = [
-        (f"lanes[{lane.name}].speculation.model", lane.speculation.draft_directory)
-        for lane in config.lanes
-        if lane.speculation is not None and lane.speculation.draft_directory is not None
-    ]
-    paths = [(key, path) for key, path in [("model.path", config.model.path), *drafts] if path != "auto"]
+    paths = [(key, path) for key, path in config.checkpoints.items() if path != "auto"]
     for key, path in paths:
         if not PurePosixPath(path).is_relative_to(MODELS_DIR):
             raise ConfigError(

@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 
-from serving import doctor, model_store
+from serving import doctor, hub, model_store
 from serving.cli import clients, life
+from serving.config import LabConfig
 from serving.core.errors import AlreadyRunningError, ConfigError, NotRunningError, TandemError
 from serving.core.exit_codes import ExitCode
 from serving.doctor import Check, Status
 from serving.engines import vllm_check
-from serving.lab import control
+from serving.hub import HubName, HubUnreachableError
+from serving.lab import control, supervisor
 from serving.lab import state as lab_state
 from tests.unit.cli.verb_runs import LAB, Modules, run, write_state
 
@@ -261,9 +263,9 @@ def test_up_without_the_model_s_package_names_file_key_and_remedy(monkeypatch: p
     assert "error: deploy/lab.yaml: model.path = 'auto': the default model is not installed" in result.stderr
 
 
-@pytest.mark.parametrize(("verb", "file"), [("prepare", ""), ("up", "deploy/lab.yaml: ")])
+@pytest.mark.parametrize("verb", ["prepare", "up"])
 def test_a_cache_that_cannot_be_written_is_named(
-    verb: str, file: str, checkout: Path, monkeypatch: pytest.MonkeyPatch
+    verb: str, checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (checkout / "plain-file").touch()
     cache = checkout / "plain-file" / "cache"
@@ -272,8 +274,8 @@ def test_a_cache_that_cannot_be_written_is_named(
     result = run(verb)
     assert result.exit_code == ExitCode.USAGE
     assert (
-        f"error: {file}model.path = 'auto': the model cannot be written to {cache}/models: Not a directory; "
-        "set TANDEM_CACHE" in result.stderr
+        f"error: deploy/lab.yaml: model.path = 'auto': the model cannot be written to {cache}/models: Not a "
+        "directory; set TANDEM_CACHE" in result.stderr
     )
 
 
@@ -353,3 +355,122 @@ def test_the_demo_stops_at_what_the_machine_lacks(
     assert result.exit_code == 1
     assert "close other programs" in result.stderr
     assert steps == []
+
+
+HUB_LAB = """\
+gateway: {port: 18999}
+model: {path: org/model@main}
+lanes:
+  - {name: batched, strategy: batched}
+  - {name: learned, strategy: speculative, speculation: {method: eagle3, model: org/head@v1}}
+  - {name: other, strategy: batched, model: {name: other, path: org/other@main}}
+"""
+COMMIT = "c" * 40
+
+
+@pytest.fixture
+def cached(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """A hub of which all is fetched that is asked for; what is here, by its name."""
+    (checkout / "deploy" / "lab.yaml").write_text(HUB_LAB)
+    here: dict[str, Path] = {}
+
+    def fetch(name: HubName, setting: str, say: object) -> HubName:
+        here[str(name)] = checkout / name.repository
+        return HubName(name.repository, COMMIT)
+
+    monkeypatch.setattr(hub, "fetch", fetch)
+    monkeypatch.setattr(hub, "is_whole", lambda name: str(name) in here)
+    monkeypatch.setattr(hub, "pinned", lambda name: HubName(name.repository, COMMIT))
+    return here
+
+
+def test_prepare_makes_ready_whatever_the_config_names(cached: dict[str, Path]) -> None:
+    result = run("prepare")
+    assert result.exit_code == 0
+    assert set(cached) == {"org/model@main", "org/head@v1", "org/other@main"}
+    assert result.stderr.count("model is ready in ") == 3
+
+
+def test_prepare_says_when_nothing_needs_a_model(checkout: Path) -> None:
+    lanes = "lanes: [{name: s, strategy: batched, engine: simulated, simulated: {}}]"
+    (checkout / "deploy" / "lab.yaml").write_text(lanes)
+    result = run("prepare")
+    assert (result.exit_code, result.stderr) == (0, "deploy/lab.yaml: no lane computes with a model\n")
+
+
+def test_up_fetches_what_is_not_here_and_starts_a_lab_that_is_pinned(
+    cached: dict[str, Path], starts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labs: list[LabConfig] = []
+    monkeypatch.setattr(supervisor, "supervise", lambda lab, **_: labs.append(lab))
+    cached["org/model@main"] = Path()
+    assert run("up").exit_code == 0
+    assert list(labs[0].checkpoints.values()) == [
+        f"org/{name}@{COMMIT}" for name in ("model", "head", "other")
+    ]
+    assert set(cached) == {"org/model@main", "org/head@v1", "org/other@main"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "asked"),
+    [("draft_model", "own", "lanes[a].speculation.model = auto"), ("eagle3", "auto", "model.path = auto")],
+)
+def test_up_makes_the_default_model_for_drafts_and_nothing_for_the_head_that_comes_with_tandem(
+    method: str, path: str, asked: str, checkout: Path, starts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (checkout / "own").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (checkout / "own" / name).touch()
+    lane = f"{{name: a, strategy: speculative, speculation: {{method: {method}, model: auto}}}}"
+    (checkout / "deploy" / "lab.yaml").write_text(f"model: {{path: {path}}}\nlanes: [{lane}]")
+    made: list[str] = []
+    monkeypatch.setattr(model_store, "obtain", lambda path, setting, _: made.append(f"{setting} = {path}"))
+    assert run("up").exit_code == 0
+    assert (made, starts) == ([asked], ["supervise"])
+
+
+def test_a_hub_that_does_not_answer_ends_a_start_and_leaves_prepare_its_copy(
+    cached: dict[str, Path], starts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch(name: HubName, setting: str, say: object) -> HubName:
+        raise HubUnreachableError(f"{setting} = '{name}': the hub does not answer")
+
+    monkeypatch.setattr(hub, "fetch", fetch)
+    for verb in ("prepare", "up"):
+        result = run(verb)
+        assert result.exit_code == ExitCode.FAILED
+        assert "error: model.path = 'org/model@main': the hub does not answer" in result.stderr
+    assert starts == []
+    cached |= dict.fromkeys(["org/model@main", "org/head@v1", "org/other@main"], Path())
+    result = run("prepare")
+    assert result.exit_code == 0
+    assert f"the hub does not answer; the copy of org/model@{COMMIT} stays" in result.stderr
+    assert run("up").exit_code == 0
+    assert starts == ["supervise"]
+
+
+def test_on_a_cluster_a_hubs_name_has_its_commit(
+    cached: dict[str, Path], starts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(life, "_need_cluster", lambda _: None)
+    result = run("up", "--address", "auto")
+    assert result.exit_code == ExitCode.USAGE
+    assert (
+        "deploy/lab.yaml: model.path = 'org/model@main': on a cluster each node has its own copy"
+        in result.stderr
+    )
+    assert starts == []
+
+
+def test_doctor_says_which_models_are_to_be_fetched(
+    cached: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached["org/head@v1"] = Path()
+    monkeypatch.setattr(vllm_check, "faults", lambda *_: [])
+    checks = {one["name"]: one for one in json.loads(run("doctor", "--json").stdout)["checks"]}
+    assert {name: one["status"] for name, one in checks.items() if "model" in name} == {
+        "model": "warn",
+        "lanes[learned].speculation.model": "ok",
+        "lanes[other].model.path": "warn",
+    }
+    assert "`tandem prepare` with this config fetches it" in checks["model"]["remedy"]

@@ -23,6 +23,8 @@ from tests.unit.scheduler.control_plane import ControlPlane, control_plane, deaf
 
 pytestmark = pytest.mark.anyio
 
+OURS = protocol.PROTOCOL_VERSION
+NEXT = OURS + 1
 LANE = LaneConfig(
     name="batched",
     strategy=Strategy.BATCHED,
@@ -188,16 +190,18 @@ async def test_one_of_another_release_says_so_once_and_joins_when_the_right_sche
     monkeypatch.setattr(channel_module, "REFUSED_DELAY_S", 0.01)
     async with control_plane() as plane:
         finder = CountingFinder(plane)
-        monkeypatch.setattr(protocol, "PROTOCOL_VERSION", 5)  # the scheduler's; the hello has its own already
+        monkeypatch.setattr(
+            protocol, "PROTOCOL_VERSION", NEXT
+        )  # the scheduler's; the hello has its own already
         replica = made(finder.find)
         await replica.start("127.0.0.1")
         await until(lambda: finder.found >= 4)
         replica.check()
         assert plane.service.replicas() == []
         (said,) = [record.getMessage() for record in caplog.records if record.name == channel_module.__name__]
-        assert "replica_hello of control protocol 4, but this scheduler" in said
-        assert "speaks 5: start all from one release; trying again every 0.01 s" in said
-        monkeypatch.setattr(protocol, "PROTOCOL_VERSION", 4)
+        assert f"replica_hello of control protocol {OURS}, but this scheduler" in said
+        assert f"speaks {NEXT}: start all from one release; trying again every 0.01 s" in said
+        monkeypatch.setattr(protocol, "PROTOCOL_VERSION", OURS)
         await until(lambda: plane.is_ready("b-1"))
         await replica.close()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
 from serving import model_store
 from serving.config import LaneConfig, ModelConfig, SimulatedProfile, SpeculationConfig
@@ -76,7 +77,7 @@ def test_an_automatic_draft_is_named_by_its_directory(method: str, directory: Pa
 
 
 def test_the_head_that_comes_with_tandem_is_a_checkpoint_of_at_most_20_mb() -> None:
-    head = model_store.resolve_draft("eagle3", "auto", "lanes[a].speculation.model")
+    head = model_store.SHIPPED_HEAD
     assert model_store.is_prepared(head)
     assert sum(file.stat().st_size for file in head.iterdir()) <= 20_000_000
     assert "apache-2.0" in (head / "README.md").read_text()
@@ -160,6 +161,15 @@ def test_a_draft_model_is_named_and_nothing_is_said_of_lookup() -> None:
         "model": "/models/draft",
         "num_speculative_tokens": 5,
     }
+
+
+@pytest.mark.parametrize("method", ["eagle3", "medusa"])
+def test_a_draft_of_a_hub_is_named_by_its_directory(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", "/cache")
+    speculation = SpeculationConfig(method=method, model=f"org/head@{'c' * 40}")
+    lane = LaneConfig(name="spec", strategy=Strategy.SPECULATIVE, speculation=speculation)
+    (said,) = options(lane)["--speculative-config"]
+    assert json.loads(said)["model"] == f"/cache/models--org--head/snapshots/{'c' * 40}"
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,32 @@ def test_what_needs_the_checkpoint_waits_for_it(tmp_path: Path, monkeypatch: pyt
             (tmp_path / name).touch()
 
 
+def test_the_head_that_comes_with_tandem_is_there_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_store, "is_here", lambda path: path == "auto")
+    speculation = SpeculationConfig(method="eagle3", model="auto", parallel_drafting=True)
+    ask = Vllm([])
+    lane = LaneConfig(name="learned", strategy=Strategy.SPECULATIVE, speculation=speculation)
+    vllm_check.faults(lab(lane), lambda _: None, ask)
+    assert ask.questions[0]["has_checkpoint"]
+    assert str(model_store.SHIPPED_HEAD) in " ".join(ask.questions[0]["arguments"])
+
+
+def test_what_needs_the_draft_waits_for_it(tmp_path: Path) -> None:
+    model, head = tmp_path / "model", tmp_path / "head"
+    speculation = SpeculationConfig(method="eagle3", model=str(head), parallel_drafting=True)
+    lane = LaneConfig(name="learned", strategy=Strategy.SPECULATIVE, speculation=speculation)
+    config = LabConfig(model=ModelConfig(path=str(model), device="cpu"), lanes=(lane,))
+    ask = Vllm([])
+    for directory, is_there in ((model, False), (head, True)):
+        directory.mkdir()
+        for name in ("config.json", "model.safetensors"):
+            (directory / name).touch()
+        vllm_check.faults(config, lambda _: None, ask)
+        assert ask.questions[0]["has_checkpoint"] == is_there
+
+
 @pytest.mark.parametrize(
     ("outcome", "fault"),
     [

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.config import LabConfig, LaneConfig, SpeculationConfig
+from serving.config import LabConfig, LaneConfig, LaneModelConfig, SpeculationConfig
 from serving.core.errors import Reason, RefusedError
 from serving.core.lane import Strategy
-from serving.gateway.openai_request import RoutedRequest, model_names, route
+from serving.gateway.openai_request import RoutedRequest, model_names, names_of, route
 
 CONFIG = LabConfig(
     lanes=(
@@ -21,6 +21,7 @@ CONFIG = LabConfig(
     )
 )
 MODEL = CONFIG.model.name
+TUNED = LaneModelConfig(path="/models/tuned", name="tuned")
 MAX_MODEL_LEN = CONFIG.model.max_model_len
 
 
@@ -58,6 +59,54 @@ def test_an_unknown_name_is_a_404_that_lists_the_served_ones(model: str) -> None
     with pytest.raises(RefusedError, match=f"served: {MODEL}, {MODEL}:batched") as caught:
         routed(model=model)
     assert caught.value.reason is Reason.UNKNOWN_MODEL
+
+
+TWO_MODELS = LabConfig(
+    lanes=(
+        LaneConfig(name="own", strategy=Strategy.BATCHED, max_num_seqs=1),
+        LaneConfig(name="small", strategy=Strategy.BATCHED, max_num_seqs=2, model=TUNED),
+        LaneConfig(name="wide", strategy=Strategy.BATCHED, takes_unpinned=False, model=TUNED),
+        LaneConfig(name="nameless", strategy=Strategy.BATCHED, model=LaneModelConfig(path="/models/other")),
+    )
+)
+
+
+def test_the_names_of_several_models() -> None:
+    everything = [MODEL, "tuned", f"{MODEL}:own", "tuned:small", "tuned:wide", f"{MODEL}:nameless"]
+    assert model_names(TWO_MODELS) == everything
+    assert names_of(TWO_MODELS, "tuned") == ["tuned", "tuned:small", "tuned:wide"]
+    assert names_of(TWO_MODELS, MODEL) == [MODEL, f"{MODEL}:own", f"{MODEL}:nameless"]
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "lane"),
+    [
+        (MODEL, "", None),
+        (f"{MODEL}:own", "", "own"),
+        ("tuned", "tuned", None),
+        ("tuned:small", "", "small"),
+        ("tuned:wide", "", "wide"),
+        (f"{MODEL}:nameless", "", "nameless"),
+    ],
+)
+def test_a_name_says_the_lane_or_whose_lanes(name: str, model: str, lane: str | None) -> None:
+    body = json.dumps({"model": name}).encode()
+    scheduling = route(body, {}, request_id="id", is_chat=True, config=TWO_MODELS).scheduling
+    assert (scheduling.model, scheduling.lane) == (model, lane)
+
+
+@pytest.mark.parametrize("name", [f"{MODEL}:small", "tuned:own", "tuned:nameless", "", "small"])
+def test_a_lane_is_not_served_under_the_name_of_another_model(name: str) -> None:
+    body = json.dumps({"model": name}).encode()
+    with pytest.raises(RefusedError, match=f"served: {MODEL}, tuned, {MODEL}:own"):
+        route(body, {}, request_id="id", is_chat=True, config=TWO_MODELS)
+
+
+@pytest.mark.parametrize(("name", "limit"), [(MODEL, 1), ("tuned", 2), ("tuned:wide", 16)])
+def test_choices_are_bounded_by_the_lanes_of_the_model(name: str, limit: int) -> None:
+    body = json.dumps({"model": name, "n": limit + 1}).encode()
+    with pytest.raises(RefusedError, match=f"at most {limit} at once"):
+        route(body, {}, request_id="id", is_chat=True, config=TWO_MODELS)
 
 
 # Malformed

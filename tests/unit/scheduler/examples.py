@@ -41,9 +41,16 @@ def replica(
     *,
     max_running: int = 1,
     takes_unpinned: bool = True,
+    model: str = "",
 ) -> ReplicaInfo:
     return ReplicaInfo(
-        replica_id, lane, strategy, f"http://127.0.0.1:1/{replica_id}", max_running, takes_unpinned
+        replica_id,
+        lane,
+        strategy,
+        f"http://127.0.0.1:1/{replica_id}",
+        max_running,
+        takes_unpinned,
+        model=model,
     )
 
 

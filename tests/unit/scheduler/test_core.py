@@ -111,6 +111,35 @@ def test_a_lane_closed_to_unpinned_requests_never_gets_one() -> None:
     assert refusal_of(made, request("b", "sequential")) is None
 
 
+def test_a_request_that_pins_no_lane_goes_to_lanes_of_its_model() -> None:
+    made = core(replica("own", max_running=9), replica("theirs", "other", max_running=9, model="tuned"))
+    for number in range(4):
+        made.submit(request(f"a{number}"), 0)
+        made.submit(request(f"b{number}", model="tuned"), 0)
+    assert sorted(placed(made)) == [(f"a{n}", "own") for n in range(4)] + [
+        (f"b{n}", "theirs") for n in range(4)
+    ]
+    made.replica_gone("theirs")
+    assert refusal_of(made, request("c", model="tuned"), 60) is Reason.NO_REPLICA_READY
+    assert refusal_of(made, request("d"), 60) is None
+
+
+def test_who_waits_for_another_model_is_not_ahead() -> None:
+    made = core(replica("own"), replica("theirs", "other", model="tuned"), max_queue_wait_s=600)
+    for name, model in (("a", ""), ("b", "tuned")):
+        made.submit(request(name, model=model), 0)
+    placed(made)
+    for name in ("a", "b"):
+        made.release(name, 10, RequestEnd(ReplicaVerdict.HEALTHY, 1.0, 1))
+        made.submit(request(f"next-{name}", model="" if name == "a" else "tuned"), 10)
+    placed(made, 10)
+    for number in range(5):
+        made.submit(request(f"waits{number}", model="tuned"), 10)
+    assert refusal_of(made, request("e", max_queue_s=15.0), 10) is None
+    assert refusal_of(made, request("f", model="tuned", max_queue_s=15.0), 10) is Reason.DEADLINE_UNREACHABLE
+    assert refusal_of(made, request("g", "batched", max_queue_s=25.0), 10) is None
+
+
 def test_queue_bound_zero_runs_what_can_run_at_once_and_refuses_the_rest() -> None:
     made = core(replica("r"), max_waiting=0)
     assert refusal_of(made, request("a")) is None
@@ -876,6 +905,15 @@ def test_what_may_go_to_either_of_two_lanes_is_counted_once() -> None:
     made.adopt(Lease("y", "d", 1))
     made.submit(request("free", tokens=20), 0)
     assert made.demand_tokens() == {"b": 11, "d": 11}
+
+
+def test_what_waits_for_a_model_is_demand_of_its_lanes() -> None:
+    made = core(replica("own"), replica("t1", "other", model="tuned"), replica("t2", "other", model="tuned"))
+    for replica_id in ("own", "t1", "t2"):
+        made.adopt(Lease(replica_id, replica_id, 1))
+    made.submit(request("a", tokens=20), 0)
+    made.submit(request("b", model="tuned", tokens=30), 0)
+    assert made.demand_tokens() == {"own": 21, "t1": 16, "t2": 16}
 
 
 def test_without_replicas_there_is_no_demand_to_report() -> None:

@@ -26,6 +26,8 @@ from tests.unit.scheduler.examples import replica, request
 
 pytestmark = pytest.mark.anyio
 
+OURS = protocol.PROTOCOL_VERSION
+NEXT = OURS + 1
 GATEWAY = GatewayHello("stranger", "127.0.0.1:9")
 REPLICA = ReplicaHello(replica("stranger"), ENGINE)
 # As they were before there was a version.
@@ -45,7 +47,7 @@ def spoiled(hello: GatewayHello | ReplicaHello, **fields: Any) -> str:
         (spoiled(GATEWAY, protocol_version=0), "gateway_hello", "0"),
         (json.dumps(OLD_GATEWAY), "gateway_hello", "none"),
         (json.dumps(OLD_REPLICA), "replica_hello", "none"),
-        (spoiled(GATEWAY, protocol_version=5, leases={}, region="north"), "gateway_hello", "5"),
+        (spoiled(GATEWAY, protocol_version=NEXT, leases={}, region="north"), "gateway_hello", str(NEXT)),
         ('{"type": "replica_hello", "protocol_version": "2b", "name": "r"}', "replica_hello", "'2b'"),
         ('{"type": "salute", "protocol_version": 9}', "salute", "9"),
     ],
@@ -54,7 +56,7 @@ async def test_a_hello_of_another_version_is_refused_with_both_versions(
     hello: str, kind: str, theirs: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     reason = (
-        f"{kind} of control protocol {theirs}, but this scheduler (tandem {__version__}) speaks 4: "
+        f"{kind} of control protocol {theirs}, but this scheduler (tandem {__version__}) speaks {OURS}: "
         "start all from one release"
     )
     async with control_plane() as plane:
@@ -73,7 +75,7 @@ async def test_a_hello_of_another_version_is_refused_with_both_versions(
         ('{"leases": []}', "`type`"),
         ('{"type": 7}', "`$.type`"),
         ('{"type": "withdraw", "request_id": "a"}', "must be a hello, got withdraw"),
-        ('{"type": "submit", "protocol_version": 4}', "protocol_version"),
+        (f'{{"type": "submit", "protocol_version": {OURS}}}', "protocol_version"),
         (spoiled(GATEWAY, protocol_version=True), "control protocol True"),
         (spoiled(GATEWAY, gateway_id=None), "gateway_id"),
         (spoiled(GATEWAY, region="north"), "region"),
@@ -107,7 +109,7 @@ async def refused_client(
     plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[SchedulerClient]:
     """A gateway's client beside a scheduler that has become one of another release."""
-    monkeypatch.setattr(protocol, "PROTOCOL_VERSION", 5)
+    monkeypatch.setattr(protocol, "PROTOCOL_VERSION", NEXT)
     client = SchedulerClient("g", "127.0.0.1:9", plane.address)
     channel = asyncio.create_task(client.run())
     try:
@@ -145,14 +147,14 @@ async def test_a_refused_gateway_says_so_once_and_comes_back_to_the_right_schedu
             started_at_s = time.monotonic()
             await until(lambda: attempts >= 4)
             assert time.monotonic() - started_at_s >= 0.14, "three pauses"
-            reason = f"control protocol 4, but this scheduler (tandem {__version__}) speaks 5"
+            reason = f"control protocol {OURS}, but this scheduler (tandem {__version__}) speaks {NEXT}"
             (ours,) = complaints(caplog, channel_module.__name__)
-            assert f"(tandem {__version__}, control protocol 4)" in ours
+            assert f"(tandem {__version__}, control protocol {OURS})" in ours
             assert reason in ours
             assert "trying again every 0.05 s" in ours
             (theirs,) = complaints(caplog, "serving.scheduler.service")
             assert reason in theirs
-            monkeypatch.setattr(protocol, "PROTOCOL_VERSION", 4)
+            monkeypatch.setattr(protocol, "PROTOCOL_VERSION", OURS)
             await client.wait_connected(20)
             assert plane.status["gateways"] == ["g"]
 

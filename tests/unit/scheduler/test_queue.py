@@ -100,9 +100,9 @@ def test_books_are_kept_by_lane_tenant_and_band_and_name_nobody_without_a_reques
     queue.join(request("3", "batched", tenant="a", tokens=30, band=1), 0, 600)
     assert queue.total == Backlog(3, 60)
     assert queue.by_tenant == {"a": Backlog(2, 40), "b": Backlog(1, 20)}
-    assert queue.by_lane == {None: Backlog(2, 30), "batched": Backlog(1, 30)}
+    assert queue.by_choice == {(None, ""): Backlog(2, 30), ("batched", ""): Backlog(1, 30)}
     assert (queue.count_by_lane(), queue.count_by_band()) == ({None: 2, "batched": 1}, {0: 2, 1: 1})
     for name in "123":
         queue.leave(name)
-    assert (queue.total, queue.by_tenant, queue.by_lane) == (Backlog(), {}, {})
+    assert (queue.total, queue.by_tenant, queue.by_choice) == (Backlog(), {}, {})
     assert (queue.count_by_lane(), queue.count_by_band()) == ({}, {})

@@ -758,6 +758,7 @@ async def test_pages_and_metrics() -> None:
             "dtype": "none",
             "device": "none",
             "arguments": [],
+            "tokenizer": "",
         }
         async with http.get("/targets") as page:
             targets = await page.json()

@@ -19,6 +19,7 @@ from loadtest.analysis.compare import (
     settling_ratio,
 )
 from loadtest.analysis.summary import StageSummary, Summary
+from loadtest.client.lane_models import LaneModel
 from loadtest.judge.estimate import Estimate
 from loadtest.offer.load import ClosedLoop, constant_rate
 from loadtest.report.__main__ import main
@@ -352,3 +353,21 @@ def test_repeats_of_both_decide_where_there_are_some() -> None:
     assert ratio is not None
     assert ratio.value == pytest.approx(1.2)
     assert change_of(ratio, is_higher_better=False) is Change.WORSE
+
+
+@pytest.mark.parametrize(("tokenizer", "is_compared"), [("a", True), ("b", False), ("", False)])
+def test_tokens_of_another_tokenizer_are_not_compared(tokenizer: str, is_compared: bool) -> None:
+    stages = [stage("batched"), stage("batched", ClosedLoop(8))]
+    ours, theirs = (
+        replace(each, summary=replace(each.summary, lanes=(replace(each.summary.lanes[0], model=model),)))
+        for each, model in (
+            (loaded(stages), LaneModel("m", "/one", "a")),
+            (loaded(stages, run_id="b", seed=2), LaneModel("m", "/two", tokenizer)),
+        )
+    )
+    for pair in compare(ours, theirs).stages:
+        ratios = by_quantity(pair.ratios)
+        assert ratios["TTFT p50"].ratio is not None
+        for quantity in ("tokens/s", "TPOT p50", "TPOT p95"):
+            assert (ratios[quantity].ratio is not None) is is_compared
+            assert ("tokenizers differ" in ratios[quantity].basis) is not is_compared

@@ -305,3 +305,15 @@ def test_speculation_is_summed_over_repeats_and_not_over_what_ran_between() -> N
         for before, after in (((0, 0, 0), (10, 40, 10)), ((90, 400, 400), (100, 440, 430)))
     ]
     assert summarize_stage(repeats).acceptance_rate == pytest.approx(40 / 80)
+
+
+def test_speculation_is_seen_beside_the_same_model() -> None:
+    run, records = whole_run()
+    crossovers = summarize(run, records).crossovers
+    assert {each.baseline for each in crossovers} == {"batched"}
+    lanes = [
+        lane | ({"model": {"name": "tuned", "path": "/tuned"}} if lane["name"] == "batched" else {})
+        for lane in run.run.config["lanes"]
+    ]
+    config = {"model": {"name": "plain", "path": "/plain"}, "lanes": lanes}
+    assert summarize(replace(run, run=replace(run.run, config=config)), records).crossovers == ()

@@ -85,7 +85,7 @@ def made_up_lab(*, replicas: int = 1, lanes: Sequence[str] = ("batched", "specul
             config["speculation"] = {"method": "ngram", "num_speculative_tokens": NUM_DRAFTS}
     description = {
         "model": {"name": "tiny", "max_model_len": 2048},
-        "config": {"lanes": configs},
+        "config": {"model": {"name": "tiny", "path": "/tiny"}, "lanes": configs},
         "replicas": [
             {"lane": lane, "engine": "vllm", "replica": f"{lane}-{n}"}
             for lane in lanes

@@ -77,6 +77,18 @@ def test_lanes_that_cannot_be_calibrated_are_refused() -> None:
     assert default_lanes(made_up_lab(replicas=2)) == []
 
 
+def test_a_profile_is_of_one_model() -> None:
+    lab = made_up_lab()
+    lab.description["config"]["lanes"][1]["model"] = {"name": "tuned", "path": "/tuned"}
+    with pytest.raises(
+        TracedLabError, match="lanes batched, speculative serve /tiny and /tuned: a profile is of one"
+    ):
+        calibrate(lab, ["batched", "speculative"], NOW, lambda _: None)
+    assert default_lanes(lab) == ["batched"]
+    lab.description["config"]["lanes"][0]["model"] = {"name": "tuned", "path": "/tuned"}
+    assert calibrate(lab, ["batched"], NOW, lambda _: None).profile.model == "tuned"
+
+
 def test_no_cell_asks_for_more_than_a_lane_holds() -> None:
     cells = plain_cells("a", max_running=6, max_model_len=200)
     assert {cell.batch for cell in cells} == {1, 2, 4}

@@ -26,6 +26,14 @@ def test_a_lane_for_each_strategy_that_has_a_replica(lab: ScriptedLab) -> None:
     assert find_lab(lab.url).lanes == {Strategy.BATCHED: "batched-lane"}
 
 
+def test_a_lane_of_another_model_is_none_of_them_and_is_asked_by_its_own_name(lab: ScriptedLab) -> None:
+    lab.models = {"speculative": {"name": "tuned", "path": "/tuned"}}
+    found = find_lab(lab.url)
+    assert set(found.lanes) == {Strategy.SEQUENTIAL, Strategy.BATCHED}
+    found.ask(questions(1, "speculative-lane"))
+    assert {body["model"] for body in lab.asked} == {"tuned:speculative-lane"}
+
+
 def test_a_busy_lab_is_refused(lab: ScriptedLab) -> None:
     lab.leases = 2
     with pytest.raises(TracedLabError, match="2 requests running or waiting"):

@@ -27,6 +27,7 @@ class ScriptedLab:
     Attributes:
         refuses: status of every completion, instead of an answer.
         clock_offset_ns: added to the instants of steps, as on another machine.
+        models: of strategies whose lane has another model than the lab's.
         drafts: tokens drafted in each decode step; all but the last one are accepted.
         schedules_ahead: one step more for each request, which brings nothing.
         asked: bodies of completions, each with its path and `x-request-id`.
@@ -42,6 +43,7 @@ class ScriptedLab:
     clock_offset_ns: int = 0
     drafts: dict[str, int] = field(default_factory=lambda: {"speculative": 3})
     schedules_ahead: bool = False
+    models: dict[str, dict[str, str]] = field(default_factory=dict)
     asked: list[dict[str, Any]] = field(default_factory=list)
     started: list[str] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
@@ -62,7 +64,10 @@ class ScriptedLab:
         if path.startswith("/tandem/spans"):
             return {"gateway_id": "g", "is_complete": True, "spans": msgspec.to_builtins(self.spans)}
         model = {"name": "tiny", "path": "/nowhere", "max_model_len": 2048}
-        lanes = [{"name": f"{one}-lane", "strategy": one, "max_num_seqs": 16} for one in self.strategies]
+        lanes = [
+            {"name": f"{one}-lane", "strategy": one, "max_num_seqs": 16, "model": self.models.get(one)}
+            for one in self.strategies
+        ]
         facts = {"engine": "vllm", "engine_version": "vllm 1", "dtype": "float32", "device": "cpu"}
         replicas = [
             facts

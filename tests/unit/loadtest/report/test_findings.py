@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from loadtest.analysis.summary import Crossing, FailureCount, Verdict
+from loadtest.analysis.summary import Crossing, FailureCount, Summary, Verdict
+from loadtest.client.lane_models import LaneModel
 from loadtest.judge.capacity import Capacity
 from loadtest.judge.estimate import Estimate
 from loadtest.offer.load import ClosedLoop, constant_rate
@@ -218,3 +219,35 @@ def test_an_invalid_probe_that_was_made_again_spoils_nothing() -> None:
 
 def test_a_server_that_is_too_slow_at_every_rate_is_a_result_and_not_invalid() -> None:
     assert invalidity(summary(capacities=[capacity("batched", None, probes=[probe(1.0, 0.1)])])) is None
+
+
+def of_models(made: Summary, **models: LaneModel) -> Summary:
+    return replace(made, lanes=tuple(replace(lane, model=models[lane.lane]) for lane in made.lanes))
+
+
+PLAIN, TUNED = LaneModel("plain", "/plain", "a"), LaneModel("tuned", "/tuned", "b")
+
+
+def test_tokens_are_compared_only_among_lanes_that_count_the_same() -> None:
+    made = summary([stage("batched", tokens_per_s=80), stage("sequential", tokens_per_s=90)])
+    same = findings(of_models(made, batched=PLAIN, sequential=replace(TUNED, tokenizer="a")))
+    assert same == findings(made)
+    assert "90.0 tokens/s, on the lane sequential" in same[0]
+    assert "for the same work: batched" in same[0]
+    ours, theirs, alike, _ = findings(of_models(made, batched=PLAIN, sequential=TUNED))
+    assert ours.startswith("Of batched: The highest throughput was 80.0 tokens/s")
+    assert theirs.startswith("Of sequential: The highest throughput was 90.0 tokens/s")
+    assert "for the same work" not in ours + theirs
+    assert alike == (
+        "Lanes of one tokenizer: batched (plain); sequential (tuned). Tokens/s and TPOT are compared only among "
+        "these; requests/s, TTFT and E2E latency between all, if their answers are worth the same."
+    )
+
+
+def test_a_sweep_says_of_speculation_only_what_the_same_model_shows() -> None:
+    models = dict.fromkeys(("sequential", "batched", "speculative"), PLAIN)
+    made = summary(
+        capacities=[capacity("sequential", 2.5), capacity("batched", 1.3), capacity("speculative", 1.9)]
+    )
+    assert "Against batched" in " ".join(findings(of_models(made, **models)))
+    assert "Against batched" not in " ".join(findings(of_models(made, **models | {"speculative": TUNED})))
