@@ -332,7 +332,7 @@ def wait_of(number: int, sent_ns: int, steps: Sequence[StepEvent], zero_ns: int)
 
 
 def timeline(lab: TracedLab, strategy: Strategy, text: TokenText | None) -> Timeline:
-    """One request, alone, that asks to copy a text: what n-gram drafts guess best.
+    """One request, alone, that asks to copy a text, which drafts guess well.
 
     Args:
         text: None where the model's tokenizer is not at hand.

@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import shlex
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -71,7 +72,20 @@ def environment(lane: LaneConfig, model: ModelConfig) -> dict[str, str]:
         # A CPU engine is one process group on one machine; its workers have no business on the network.
         variables["GLOO_SOCKET_IFNAME"] = "lo"
         variables["VLLM_HOST_IP"] = LOOPBACK
+        if (library := openmp_library()) is not None:
+            already = os.environ.get("LD_PRELOAD", "").split()
+            # Names it once, however often it is asked; what the user preloads, an allocator for example, stays.
+            variables["LD_PRELOAD"] = " ".join(dict.fromkeys([str(library), *already]))
     return variables
+
+
+def openmp_library() -> Path | None:
+    """Intel's OpenMP, which vLLM's CPU build brings on x86 and does not load by itself; None where it is not.
+
+    Preloaded, it runs the same threads with less waiting: `deploy/experiments/openmp.py`, docs/engines.md.
+    """
+    library = Path(sys.prefix) / "lib" / "libiomp5.so"
+    return library if library.is_file() else None
 
 
 def cores_of_ranks(cores: Sequence[int], num_ranks: int) -> str:

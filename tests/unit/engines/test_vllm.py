@@ -281,6 +281,22 @@ def test_cores_are_bound_for_cpu_engines_only(lane: LaneConfig, device: Any) -> 
     assert "VLLM_CPU_OMP_THREADS_BIND" not in found
 
 
+def test_a_cpu_engine_preloads_intels_openmp_beside_what_the_user_preloads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setenv("LD_PRELOAD", "/opt/allocator.so")
+    cpu = ModelConfig(device="cpu")
+    assert "LD_PRELOAD" not in environment(batched(), cpu), "where it is not, the system's serves"
+    library = tmp_path / "lib" / "libiomp5.so"
+    library.parent.mkdir()
+    library.touch()
+    assert environment(batched(), cpu)["LD_PRELOAD"] == f"{library} /opt/allocator.so"
+    monkeypatch.setenv("LD_PRELOAD", f"/opt/allocator.so {library}")
+    assert environment(batched(), cpu)["LD_PRELOAD"].split().count(str(library)) == 1
+    assert "LD_PRELOAD" not in environment(batched(), ModelConfig(device="cuda"))
+
+
 def test_nothing_is_fetched_and_nothing_is_reported_home() -> None:
     for device in ("cpu", "cuda"):
         found = environment(batched(), ModelConfig(device=device))

@@ -1,0 +1,1 @@
+"""A checkpoint in 8 bits, to measure beside its original."""
