@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Iterator
@@ -120,6 +121,11 @@ class RequestAccount:
             verdict = ReplicaVerdict.HEALTHY
         except UpstreamError as error:
             verdict = _verdict(error)
+            raise
+        except (asyncio.CancelledError, OSError):
+            # Else a replica on trial would stay there as long as its clients leave at `[DONE]`.
+            if self.notes.has_ended:
+                verdict = ReplicaVerdict.HEALTHY
             raise
         finally:
             held.end = RequestEnd(verdict, self._first_token_s(held), self._tokens_so_far())

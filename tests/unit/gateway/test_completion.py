@@ -12,8 +12,18 @@ import pytest
 from serving.core.sse import EventSplitter, parse_event
 from serving.gateway import relay
 from serving.gateway.completion import Completion
-from tests.unit.gateway.fake_engine import DONE, USAGE, Exchange, answers, event, plays, text
-from tests.unit.gateway.gateway_lab import MODEL, Way, gateway_lab
+from tests.unit.gateway.fake_engine import (
+    DONE,
+    USAGE,
+    Exchange,
+    answers,
+    dies_at_once,
+    event,
+    in_turn,
+    plays,
+    text,
+)
+from tests.unit.gateway.gateway_lab import MODEL, GatewayLab, Way, gateway_lab
 from tests.unit.scheduler.control_plane import until
 
 pytestmark = pytest.mark.anyio
@@ -373,13 +383,22 @@ async def test_a_client_that_leaves_at_done_had_its_whole_answer() -> None:
             left.set()
 
     async with gateway_lab() as lab:
-        lab.engine.script = script
+        lab.engine.script = in_turn(dies_at_once, dies_at_once, script)
+        assert (await lab.post(STREAM)).status == 502
+        await until(lambda: _failures(lab) == 2)
         async with lab.calling(STREAM) as caller:
             await until(lambda: caller.got == text("a") + DONE)
             caller.gone.set()
         await until(left.is_set)
-        await until(lambda: lab.ended == {("batched", "completed", ""): 1})
+        await until(lambda: lab.ended.get(("batched", "completed", "")) == 1)
         assert lab.value("tandem_output_tokens_total", lane="batched") == 5
+        await until(lambda: lab.plane.counts == (0, 0))
+        assert _failures(lab) == 0, "the replica served it"
+
+
+def _failures(lab: GatewayLab) -> int:
+    (replica,) = lab.plane.lane("batched")["replicas"]
+    return int(replica["failures_in_a_row"])
 
 
 async def test_a_connection_that_breaks_under_a_write_is_a_client_that_left() -> None:
