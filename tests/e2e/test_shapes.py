@@ -46,8 +46,9 @@ def test_a_model_in_8_bits_serves_beside_its_original(lab: RunningLab) -> None:
     lane, rounded = story(lab, "smollm2-135m-int8")
     _, exact = story(lab, f"{lab.model}:batched")
     assert lane == "int8"
+    assert rounded != exact, "its weights are others"
+    assert "fox" in rounded
     assert len(set(rounded.split())) > 10, "words, not one over and over"
-    assert rounded.split()[:3] == exact.split()[:3]
 
 
 def test_an_engine_of_several_ranks_says_what_one_of_one_rank_does(lab: RunningLab) -> None:
@@ -57,7 +58,7 @@ def test_an_engine_of_several_ranks_says_what_one_of_one_rank_does(lab: RunningL
 
 
 def test_their_options_are_told(lab: RunningLab) -> None:
-    shown = str(lab.get("/replicas"))
-    assert (
-        f"--tensor-parallel-size {NUM_RANKS}" in shown or f"'--tensor-parallel-size', '{NUM_RANKS}'" in shown
-    )
+    arguments = {replica["lane"]: replica["arguments"] for replica in lab.get("/lab")["replicas"]}
+    at = arguments["spread"].index("--tensor-parallel-size")
+    assert arguments["spread"][at + 1] == str(NUM_RANKS)
+    assert "--tensor-parallel-size" not in arguments["int8"]
