@@ -136,11 +136,6 @@ def has_data(panel: Panel, points: Iterable[Point]) -> bool:
     return any(point["line"] not in panel.references for point in points)
 
 
-def why_empty(panel: Panel) -> str:
-    """When that is no fault; empty where it is one."""
-    return "; ".join(query.may_be_empty for query in panel.queries if query.may_be_empty)
-
-
 def draw_panel(
     panel: Panel, points: Sequence[Point], span_s: tuple[float, float], colour_by_owner: Mapping[Owner, str]
 ) -> Chart:
@@ -149,7 +144,7 @@ def draw_panel(
     title = alt.TitleParams(panel.title, subtitle=_wrapped(panel.description, width_px))
     size = {"width": width_px, "height": PANEL_HEIGHT_PX, "title": title}
     if not has_data(panel, points):
-        text = ["no data", *_wrapped(why_empty(panel), width_px)]
+        text = ["no data", *_wrapped(panel.why_empty, width_px)]
         empty = alt.Chart(alt.Data(values=[{}])).mark_text(text=text, color="#56606b", fontSize=13)
         return empty.properties(**size, view=alt.ViewBackground(stroke="#c5ccd3", strokeDash=[4, 4]))
     owner_by_line = {point["line"]: point["owner"] for point in points}
@@ -342,7 +337,7 @@ def main(
         if empty:
             click.echo(f"  no data in {len(empty)} of {len(data)} panels:")
         for panel in empty:
-            reason = why_empty(panel)
+            reason = panel.why_empty
             click.echo(f"    {panel.title}" + (f": {reason}" if reason else ""))
 
 

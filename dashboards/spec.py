@@ -73,6 +73,11 @@ class Panel:
     width: int = 12
 
     @property
+    def why_empty(self) -> str:
+        """When it is no fault that there is no data; empty where it is one."""
+        return "; ".join(dict.fromkeys(query.may_be_empty for query in self.queries if query.may_be_empty))
+
+    @property
     def references(self) -> frozenset[str]:
         """Lines that others are compared with: those without labels, where there are others."""
         bare = frozenset(query.legend for query in self.queries if not query.labels)

@@ -1,4 +1,4 @@
-"""Speculation: are drafts right, and does guessing pay?"""
+"""Speculation: are drafts right, does guessing pay, and did requests go where it does?"""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dashboards.spec import LANE, Dashboard, Panel, Query, Row, per_second
 from serving.metrics import names
 
 PLAIN = '{lane="$plain"}'
+NOT_ADAPTIVE = "this lab's scheduler.placement is not adaptive, or no such request has ended yet"
 
 
 def _rate(metric: str, by: str = "lane") -> str:
@@ -16,10 +17,14 @@ def _over_plain(metric: str) -> str:
     return f"{metric}{LANE} / on () group_left () {metric}{PLAIN}"
 
 
+def _since_start(metric: str, by: str) -> str:
+    return f"sum by ({by}) ({metric}{LANE})"
+
+
 SPECULATION = Dashboard(
     "speculation",
     "Speculation",
-    "Are drafts right, and does guessing pay?",
+    "Are drafts right, does guessing pay, and did requests go where it does?",
     (
         Row(
             "Drafts",
@@ -118,6 +123,75 @@ SPECULATION = Dashboard(
                     "The load under which the other panels stand: verification is cheap while the batch is small.",
                     "short",
                     (Query(f"avg by (lane) ({names.RUNNING.name}{LANE})", "{{lane}}"),),
+                ),
+            ),
+        ),
+        Row(
+            "Adaptive placement",
+            (
+                Panel(
+                    "Where requests went",
+                    "Requests by the lane chosen and by kind of text; the choice should change with the load.",
+                    "reqps",
+                    (
+                        Query(
+                            _rate(names.PLACEMENT_CHOICES.name, "lane, kind"),
+                            "{{lane}} {{kind}}",
+                            NOT_ADAPTIVE,
+                        ),
+                    ),
+                ),
+                Panel(
+                    "And why",
+                    "The same by reason: by score, kept as the last choice was near enough, or the only choice.",
+                    "reqps",
+                    (
+                        Query(
+                            _rate(names.PLACEMENT_CHOICES.name, "lane, why"), "{{lane}} {{why}}", NOT_ADAPTIVE
+                        ),
+                    ),
+                ),
+                Panel(
+                    "Accepted, predicted and observed",
+                    "Draft tokens of ended streams, as expected and as counted; both should run together.",
+                    "suffix: tokens/s",
+                    (
+                        Query(
+                            _rate(names.PREDICTED_ACCEPTED_TOKENS.name), "{{lane}} predicted", NOT_ADAPTIVE
+                        ),
+                        Query(_rate(names.OBSERVED_ACCEPTED_TOKENS.name), "{{lane}} observed", NOT_ADAPTIVE),
+                    ),
+                    width=8,
+                ),
+                Panel(
+                    "Observed over predicted",
+                    "By kind of text; 1 is as predicted, below it drafts were expected to do better than they did.",
+                    "suffix: x",
+                    (
+                        Query(
+                            f"{_rate(names.OBSERVED_ACCEPTED_TOKENS.name, 'lane, kind')} "
+                            f"/ ({_rate(names.PREDICTED_ACCEPTED_TOKENS.name, 'lane, kind')} > 0)",
+                            "{{lane}} {{kind}}",
+                            NOT_ADAPTIVE,
+                        ),
+                    ),
+                    width=8,
+                ),
+                Panel(
+                    "Observed acceptance by predicted",
+                    "Since the scheduler's start, by the tenth that was predicted, named by its lower edge: "
+                    "each should lie within its own.",
+                    "percentunit",
+                    (
+                        Query(
+                            f"{_since_start(names.RELIABILITY_ACCEPTED_TOKENS.name, 'lane, bin')} "
+                            f"/ ({_since_start(names.RELIABILITY_DRAFT_TOKENS.name, 'lane, bin')} > 0)",
+                            "{{lane}} from {{bin}}",
+                            NOT_ADAPTIVE,
+                        ),
+                    ),
+                    kind="stat",
+                    width=8,
                 ),
             ),
         ),

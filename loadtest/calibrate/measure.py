@@ -11,8 +11,8 @@ from typing import Any
 from loadtest.calibrate.design import Cell, drafted_cells, plain_cells
 from loadtest.client.lane_models import lane_models, lanes_of_own_model
 from loadtest.client.traced_lab import Question, TracedLab, TracedLabError
-from loadtest.lesson.measure import busy_s, engine_steps
-from loadtest.offer.prompt_tokens import BYTE_ESTIMATE
+from loadtest.lesson.envelope import num_drafts_of
+from loadtest.lesson.measure import busy_s, chat_of, engine_steps
 from loadtest.offer.prompts import Slot, chat, copy, story
 from loadtest.offer.request_body import Message
 from serving import machine, run_directory
@@ -80,7 +80,7 @@ def calibrate(lab: TracedLab, lanes: Sequence[str], now: datetime, say: Say) -> 
     made: list[LaneProfile] = []
     compared: list[Compared] = []
     for name in in_order:
-        num_drafts = _num_drafts(configs[name])
+        num_drafts = num_drafts_of(configs[name])
         running = lab.max_running(name)
         cells = drafted_cells(name, running) if num_drafts else plain_cells(name, running, lab.max_model_len)
         measured = [_measure(lab, cell, say) for cell in cells]
@@ -106,10 +106,6 @@ def _check(lab: TracedLab, configs: dict[str, Any], name: str) -> None:
         )
 
 
-def _num_drafts(config: dict[str, Any]) -> int:
-    return int((config.get("speculation") or {}).get("num_speculative_tokens", 0))
-
-
 def _measure(lab: TracedLab, cell: Cell, say: Say) -> MeasuredCell:
     say(cell.label)
     steps: list[StepEvent] = []
@@ -131,7 +127,7 @@ def _questions(cell: Cell, repeat: int) -> list[Question]:
 def _body(cell: Cell, number: int) -> dict[str, Any]:
     if cell.workload is None:
         return {"prompt": "the" + " the" * (cell.prompt_tokens - 1)}
-    return {"messages": list(PROMPTS[cell.workload](Slot(seed=0, number=number, counter=BYTE_ESTIMATE)))}
+    return chat_of(PROMPTS[cell.workload], number)
 
 
 def _lane_profile(
@@ -145,7 +141,7 @@ def _lane_profile(
     if num_drafts:
         for workload, steps in by_workload.items():
             outcome = draft_outcome(steps, num_drafts)
-            rates[workload] = tuple(accepted / outcome.tried[0] for accepted in outcome.accepted)
+            rates[workload] = outcome.rates
             shares[workload] = draft_share(steps, num_drafts) or 0.0
     given = {str(key).replace("_", "-"): value for key, value in (config.get("engine_args") or {}).items()}
     return measured_lane(

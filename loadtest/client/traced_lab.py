@@ -30,14 +30,15 @@ class TracedLabError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request pinned to a lane. Its answer is greedy and exactly as long as asked; no prefix of it is cached.
+    """A request. Its answer is greedy and exactly as long as asked; no prefix of it is cached.
 
     Attributes:
+        lane: that it is pinned to; None leaves the choice to the lab.
         body: the prompt or the messages, and what else is asked for; messages make it a chat request.
         sent_after_s: after the first of those that are asked together.
     """
 
-    lane: str
+    lane: str | None
     body: dict[str, Any]
     output_tokens: int
     sent_after_s: float = 0.0
@@ -114,8 +115,9 @@ class TracedLab:
         Raises:
             TracedLabError: a request failed, or steps are missing.
         """
-        lanes = dict.fromkeys(each.lane for each in questions)
-        urls = [replica["url"] for lane in lanes for replica in self.replicas(lane)]
+        pinned = {each.lane for each in questions}
+        lanes = lanes_of_own_model(self.description["config"]) if None in pinned else pinned
+        urls = [replica["url"] for replica in self.description["replicas"] if replica["lane"] in lanes]
         try:
             with recording(urls, limit_s=RECORD_LIMIT_S, max_events=MAX_EVENTS) as recordings:
                 with ThreadPoolExecutor(len(questions)) as pool:
@@ -132,11 +134,14 @@ class TracedLab:
         steps = tuple(event for _, events in fetched for event in events)
         return Traced(tuple(_with_steps(answered, steps) for answered in sent), steps)
 
+    def _asked_of(self, lane: str | None) -> str:
+        return self.model if lane is None else f"{self.model_of(lane)}:{lane}"
+
     def _send(self, question: Question, due_s: float) -> _Sent:
         request_id = f"traced-{secrets.token_hex(8)}"
         path = "/v1/chat/completions" if "messages" in question.body else "/v1/completions"
         body = question.body | {
-            "model": f"{self.model_of(question.lane)}:{question.lane}",
+            "model": self._asked_of(question.lane),
             "max_tokens": question.output_tokens,
             "min_tokens": question.output_tokens,
             "ignore_eos": True,

@@ -86,7 +86,7 @@ class Series:
 
     field: str
     looks: Mapping[str, Look]
-    title: str
+    title: str | None
 
     def lines(self, base: Chart, **encodings: Any) -> Chart:
         """A line for each name."""
@@ -171,12 +171,12 @@ def scale_with_labels(highest: float, labels: Iterable[str]) -> Any:
     return alt.Scale(domainMin=0, domainMax=alt.ExprRef(end), nice=False)
 
 
-def concurrency_axis(levels: Sequence[int]) -> Any:
+def concurrency_axis(levels: Iterable[int], title: str = "concurrency (users, log scale)") -> Any:
     """Concurrency on a log scale, with a tick at each level measured."""
     known = sorted(set(levels))
     axis = alt.Axis(values=known, format="d", grid=False)
     scale = alt.Scale(type="log", base=2, nice=False, padding=18)
-    return alt.X("concurrency:Q", title="concurrency (users, log scale)", axis=axis, scale=scale)
+    return alt.X("concurrency:Q", title=title, axis=axis, scale=scale)
 
 
 def log_ticks(values: Iterable[float]) -> list[float]:

@@ -1,1 +1,1 @@
-"""`tandem lesson`: four pictures of serial decoding, measured on a running lab and drawn in one page."""
+"""`tandem lesson`: five pictures of serial decoding, measured on a running lab and drawn in one page."""

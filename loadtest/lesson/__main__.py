@@ -24,8 +24,8 @@ from serving.run_directory import RUNS_DIR, create_run_dir
 
 @click.command(
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Measure the running lab and draw four pictures of serial decoding in one page: docs/lesson.md. "
-    "Takes one to three minutes; nothing else should use the lab meanwhile.",
+    help="Measure the running lab and draw five pictures of serial decoding in one page: docs/lesson.md. "
+    "Takes a few minutes; nothing else should use the lab meanwhile.",
 )
 @click.option(
     "--base-url",

@@ -5,7 +5,7 @@ Times are those of engine steps: HTTP, gateway and this process are in none of t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from statistics import fmean, median
@@ -15,6 +15,7 @@ from loadtest.client.traced_lab import Question, TracedLab
 from loadtest.lesson.text import TokenText
 from loadtest.offer.prompt_tokens import BYTE_ESTIMATE
 from loadtest.offer.prompts import Slot, copy
+from loadtest.offer.request_body import Message
 from serving.core.lane import Strategy
 from serving.progress import Say
 from serving.tracing.events import Phase, StepEvent
@@ -391,4 +392,9 @@ def need(lab: TracedLab, strategy: Strategy) -> str:
 
 def copying(number: int) -> dict[str, Any]:
     """A chat that asks to copy a text, the same for the same number."""
-    return {"messages": list(copy(Slot(seed=0, number=number, counter=BYTE_ESTIMATE)))}
+    return chat_of(copy, number)
+
+
+def chat_of(workload: Callable[[Slot], tuple[Message, ...]], number: int) -> dict[str, Any]:
+    """A chat of a workload, the same for the same number."""
+    return {"messages": list(workload(Slot(seed=0, number=number, counter=BYTE_ESTIMATE)))}

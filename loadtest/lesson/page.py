@@ -11,6 +11,7 @@ from loadtest.drawing.page import render_page
 from loadtest.drawing.style import Chart, lane_looks
 from loadtest.judge.wording import number
 from loadtest.lesson import pictures, sentences
+from loadtest.lesson.envelope import Reckoned
 from loadtest.lesson.measure import Queue, Timeline
 from loadtest.lesson.teach import LeftOut, Lesson
 from serving import __version__
@@ -21,7 +22,7 @@ Measured = TypeVar("Measured")
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One of the four.
+    """One of the five.
 
     Attributes:
         name: its anchor, and of its definitions in the template.
@@ -36,7 +37,7 @@ class Picture:
 
 def render(lesson: Lesson) -> str:
     """The page, with its pictures and all they need inside it."""
-    all_pictures = four_pictures(lesson)
+    all_pictures = five_pictures(lesson)
     return render_page(
         Path(__file__).with_name("lesson.html.j2"),
         {picture.name: picture.spec for picture in all_pictures if picture.spec is not None},
@@ -52,11 +53,12 @@ def render(lesson: Lesson) -> str:
     )
 
 
-def four_pictures(lesson: Lesson) -> tuple[Picture, ...]:
+def five_pictures(lesson: Lesson) -> tuple[Picture, ...]:
     """Each drawn, or left out with its reason."""
     lanes = tuple(queue.point for queue in lesson.queues.values() if queue.point is not None)
     roofline = lesson.roofline
-    looks = lane_looks(lesson.lab.description["config"], lesson.lab.lanes.values())
+    config = lesson.lab.description["config"]
+    looks = lane_looks(config, lesson.lab.lanes.values())
     return (
         _picture(
             "parallel",
@@ -87,6 +89,19 @@ def four_pictures(lesson: Lesson) -> tuple[Picture, ...]:
             lesson.timelines,
             lambda both: sentences.of_drafts(*both),
             pictures.draft_and_verify,
+        ),
+        _picture(
+            "envelope",
+            "The envelope",
+            lesson.envelope,
+            sentences.of_envelope,
+            lambda envelope: pictures.envelope(
+                envelope.curves,
+                envelope.reckoned if isinstance(envelope.reckoned, Reckoned) else None,
+                pictures.looks_of_curves(config, envelope.curves),
+                "requests at once (log scale)",
+                "tokens/s of each request",
+            ),
         ),
     )
 

@@ -1,9 +1,10 @@
-"""The four pictures as Vega-Lite."""
+"""The five pictures as Vega-Lite."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import altair as alt
@@ -16,12 +17,18 @@ from loadtest.drawing.style import (
     Chart,
     Look,
     Row,
+    Series,
+    concurrency_axis,
+    from_zero,
     lane_colour,
+    lane_looks,
     log_tick_axis,
+    panels,
     table,
     tip,
 )
 from loadtest.judge.wording import count, number, time
+from loadtest.lesson.envelope import PLACEMENT, Curve, Reckoned, best_fixed
 from loadtest.lesson.measure import OperatingPoint, Queue, Scoring, StepSize, Timeline
 from serving.roofline import Roofline
 from serving.tracing.events import Phase
@@ -37,6 +44,13 @@ ONE_PASS, BY_TOKEN = "in one pass", "token by token"
 DECODE, PREFILL, ROOF = "decode step", "prompt step", "roof"
 STEP_PANEL, RATE_PANEL = "step time, ms", "tokens/s"
 WAITING, PREFILLING, DECODING = "waiting", "prefill", "decode"
+POINT, ENVELOPE = "point", "envelope"
+RECKONED = "best k, reckoned"
+RECKONED_LOOK = Look(GREY, "diamond", (2, 3))
+ENVELOPE_STEPS = 16  # between two loads: its corners lie where two lines cross
+ENVELOPE_WIDTH_PX = 12
+TOP_SHARE = 1.2  # of the highest value: room for k above it
+K_HEIGHT_PX = 12  # from the panel's top
 PROMPT, OWN, KEPT, DROPPED = "prompt", "model's token", "accepted draft", "rejected draft"
 
 
@@ -244,6 +258,77 @@ def _timeline_rows(timeline: Timeline) -> Iterator[Row]:
                 "step_ms": 1000 * step.lasted_s,
                 "text": (step.kept_text or "") + (step.own_text or ""),
             }
+
+
+def envelope(
+    curves: Sequence[Curve],
+    reckoned: Reckoned | None,
+    looks: Mapping[str, Look],
+    load_title: str,
+    value_title: str,
+) -> Chart:
+    """A panel for each text: every choice against load, and a band behind whichever fixed one is best.
+
+    Args:
+        reckoned: drawn hollow and dotted, each point with its k.
+        looks: by the names of the curves.
+    """
+    rows = [row for text in dict.fromkeys(curve.text for curve in curves) for row in _of_text(curves, text)]
+    series = {curve.name: looks[curve.name] for curve in curves}
+    if reckoned is not None:
+        series[RECKONED] = RECKONED_LOOK
+        rows += [
+            {"kind": POINT, "panel": text, "name": RECKONED, "concurrency": point.requests}
+            | {"value": point.each_tokens_per_s, "k": f"k = {point.num_drafts}"}
+            for text, points in reckoned.points.items()
+            for point in points
+        ]
+    lines = Series("name", series, None)
+    x = concurrency_axis((point.requests for curve in curves for point in curve.points), load_title)
+    y = from_zero("value", value_title, highest=TOP_SHARE * max(row["value"] for row in rows))
+    tips = [tip("name:N", "what"), tip("concurrency:Q", "at once"), tip("value:Q", "tokens/s", ".3r")]
+    everything = alt.Chart().encode(x=x, y=y)
+    points = everything.transform_filter(alt.datum.kind == POINT).encode(tooltip=tips)
+    band = everything.transform_filter(alt.datum.kind == ENVELOPE)
+    layers = [
+        band.mark_line(strokeWidth=ENVELOPE_WIDTH_PX, strokeCap="round", color=GREY, opacity=0.3),
+        lines.lines(points),
+        lines.points(points, hollow=f"datum.name === {RECKONED!r}"),
+    ]
+    if reckoned is not None:
+        # At one height: beside its point it would lie on those of the lanes, which are near.
+        k = alt.Chart().transform_filter(alt.datum.name == RECKONED).mark_text(fontSize=11)
+        layers.append(k.encode(x=x, y=alt.value(K_HEIGHT_PX), text="k:N"))
+    return panels(layers, rows, "panel")
+
+
+def looks_of_curves(config: Mapping[str, Any], curves: Iterable[Curve]) -> dict[str, Look]:
+    """By the names of the curves: a lane has the look that it has in all pictures."""
+    lanes = {curve.name: curve.lane or PLACEMENT for curve in curves}
+    looks = lane_looks(config, lanes.values())
+    return {name: looks[lane] for name, lane in lanes.items()}
+
+
+def _of_text(curves: Sequence[Curve], text: str) -> Iterator[Row]:
+    """The points of one panel, and the upper edge of its fixed lines."""
+    own = [curve for curve in curves if curve.text == text]
+    for curve in own:
+        for point in curve.points:
+            yield {"kind": POINT, "panel": text, "name": curve.name, "concurrency": point.requests} | {
+                "value": point.each_tokens_per_s
+            }
+    for low, high in pairwise(best.requests for best in best_fixed(curves, text)):
+        for step in range(ENVELOPE_STEPS + 1):
+            share = step / ENVELOPE_STEPS
+            ends = [
+                (begin.each_tokens_per_s, end.each_tokens_per_s)
+                for curve in own
+                if curve.is_fixed and (begin := curve.at(low)) and (end := curve.at(high))
+            ]
+            if ends:
+                highest = max((1 - share) * begin + share * end for begin, end in ends)
+                at = low * (high / low) ** share
+                yield {"kind": ENVELOPE, "panel": text, "concurrency": at, "value": highest}
 
 
 def _time_axis(field: str) -> Any:

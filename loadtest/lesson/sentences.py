@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from statistics import median
 
+from loadtest.judge.settled import ASSUMED_STAGE_SD
 from loadtest.judge.wording import count, number, share, time
+from loadtest.lesson.envelope import Curve, Envelope, Reckoned, best_fixed, largest_loss
 from loadtest.lesson.measure import OperatingPoint, Queue, Scoring, StepSize, Timeline
 from loadtest.lesson.teach import LeftOut
 from serving.roofline import Roofline
@@ -139,3 +142,110 @@ def of_drafts(batched: Timeline, speculative: Timeline) -> list[str]:
             "another size round in another way."
         )
     return said
+
+
+def of_envelope(envelope: Envelope) -> list[str]:
+    """Which fixed k is best where, what each gives away elsewhere, and where adaptive runs."""
+    said = ["The band is the envelope: whichever fixed k gives most at a load.", *of_best(envelope.curves)]
+    if envelope.reckoned is None:
+        said += [
+            _of_adaptive(envelope, name) for name in dict.fromkeys(each.name for each in envelope.adaptive)
+        ]
+    elif isinstance(envelope.reckoned, str):
+        said.append(envelope.reckoned)
+    else:
+        said += _of_reckoned(envelope.reckoned)
+    return said
+
+
+def of_best(curves: Sequence[Curve]) -> list[str]:
+    """Of the fixed ones: the best at each load, and the most that each gives away."""
+    texts = list(dict.fromkeys(curve.text for curve in curves))
+    by_text = {text: best_fixed(curves, text) for text in texts}
+    said = []
+    for text, bests in by_text.items():
+        runs = _runs((best.name, best.requests) for best in bests)
+        close = [
+            str(best.requests)
+            for best in bests
+            if best.next_share is not None and best.next_share > 1 - ASSUMED_STAGE_SD
+        ]
+        said.append(
+            f"{_begun(text)}: best is {runs}"
+            + (f" (within {ASSUMED_STAGE_SD:.0%} of the next at {_listed(close)})." if close else ".")
+        )
+    names = list(dict.fromkeys(curve.name for curve in curves if curve.is_fixed))
+    losses = {name: largest_loss(curves, name) for name in names}
+    good = [name for name, loss in losses.items() if loss.share <= ASSUMED_STAGE_SD]
+    given_away = " and ".join(
+        f"{name} gives away {share(loss.share)} ({loss.text}, {loss.requests} at once)"
+        for name, loss in losses.items()
+        if name not in good
+    )
+    said.append(
+        (
+            f"Best everywhere here, or within {ASSUMED_STAGE_SD:.0%} of it: {_listed(good)}"
+            if good
+            else "No fixed choice is best everywhere"
+        )
+        + (f"; at its worst {given_away}." if given_away else ".")
+    )
+    return said
+
+
+def _of_adaptive(envelope: Envelope, name: str) -> str:
+    """What was measured of it."""
+    loss = largest_loss(envelope.curves, name)
+    where = f"({loss.text}, {loss.requests} at once)"
+    said = (
+        f"Measured, {name} is at most {share(loss.share)} below the envelope {where}"
+        if loss.share > 0
+        else f"Measured, {name} is never below the envelope; nearest to it {where}"
+    )
+    ran = [
+        f"{curve.text}, {_runs((' and '.join(sorted(point.ran_on)), point.requests) for point in curve.points)}"
+        for curve in envelope.adaptive
+        if curve.name == name and all(point.ran_on for point in curve.points)
+    ]
+    loads = {point.requests for curve in envelope.curves for point in curve.points}
+    missing = [
+        f"{curve.text}, {_listed([str(load) for load in sorted(lacking)])} at once"
+        for curve in envelope.adaptive
+        if curve.name == name and (lacking := loads - {point.requests for point in curve.points})
+    ]
+    said += f"; its requests ran on: {'; '.join(ran)}." if ran else "."
+    if missing:
+        said += f" It has no point where its requests were never all under way: {'; '.join(missing)}."
+    return said
+
+
+def _of_reckoned(reckoned: Reckoned) -> list[str]:
+    where = "; ".join(
+        f"{text}, {_runs((f'k = {point.num_drafts}', point.requests) for point in points)}"
+        for text, points in reckoned.points.items()
+    )
+    return [
+        "Adaptive was not measured: no lane and no placement of this lab chooses k by load. The dotted line, with "
+        "its k above, is the best as reckoned by the cost model, fitted to the steps of this picture; of the "
+        f"lanes measured it is {share(reckoned.median_error)} off in the median, {share(reckoned.largest_error)} "
+        "at most.",
+        f"It would draft: {where}.",
+    ]
+
+
+def _runs(at_loads: Iterable[tuple[str, int]]) -> str:
+    """`a at 1 to 8 at once and b at 16`."""
+    runs = []
+    for name, group in groupby(at_loads, key=lambda each: each[0]):
+        loads = [load for _, load in group]
+        runs.append(f"{name} at {loads[0]}" + (f" to {loads[-1]}" if len(loads) > 1 else ""))
+    return f"{_listed(runs)} at once"
+
+
+def _listed(words: Sequence[str]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _begun(text: str) -> str:
+    return text[0].upper() + text[1:]

@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from loadtest.client.traced_lab import TracedLab, TracedLabError
-from loadtest.lesson import measure
+from loadtest.lesson import envelope, measure
+from loadtest.lesson.envelope import Envelope
 from loadtest.lesson.measure import LeftOutError, Queue, Scoring, StepSize, Timeline
 from loadtest.lesson.text import TokenText
 from loadtest.offer.prompt_tokens import tokenizer_of
@@ -37,6 +38,7 @@ class Lesson:
         sizes, roofline: of the second picture, whose points are those of `queues`.
         queues: of the lanes that this lab has; the third picture is two of them.
         timelines: the batched lane's, and the speculative one's.
+        envelope: of the fifth picture.
         started_at: ISO 8601, UTC.
         machine: as `serving.machine.describe` gives it.
     """
@@ -47,6 +49,7 @@ class Lesson:
     roofline: Roofline | LeftOut
     queues: Mapping[Strategy, Queue]
     timelines: tuple[Timeline, Timeline] | LeftOut
+    envelope: Envelope | LeftOut
     started_at: str
     took_s: float
     machine: dict[str, Any]
@@ -71,8 +74,11 @@ def teach(lab: TracedLab, say: Say) -> Lesson:
         queues[strategy] = measure.queue(lab, strategy)
     say("draft and verify")
     timelines = _try(lambda: _timelines(lab))
+    found = _try(lambda: envelope.envelope(lab, say))
     took_s = time.monotonic() - began_s
-    return Lesson(lab, scoring, sizes, roofline, queues, timelines, started_at, took_s, machine.describe())
+    return Lesson(
+        lab, scoring, sizes, roofline, queues, timelines, found, started_at, took_s, machine.describe()
+    )
 
 
 def _try(work: Callable[[], Found]) -> Found | LeftOut:

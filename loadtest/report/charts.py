@@ -12,6 +12,7 @@ import vl_convert
 from loadtest.analysis.summary import Summary
 from loadtest.drawing.style import PAPER_THEME, VEGA_LITE_VERSION, Chart
 from loadtest.report import closed_loop_charts, lane_charts, rate_charts
+from loadtest.report.envelope_chart import envelope
 from loadtest.report.speed_up_chart import speed_up
 
 PNG_SCALE = 2
@@ -113,6 +114,13 @@ CHARTS = (
         "What speculation is worth",
         "Above the line at 1 speculation pays, below it costs; a dashed upright marks where a ratio crosses.",
         speed_up,
+    ),
+    ReportChart(
+        "envelope",
+        "The envelope",
+        "The band is the best lane at each load, of those that draft as many tokens whatever the load; what lies "
+        "below it gives tokens away there.",
+        envelope,
     ),
     ReportChart(
         "acceptance",

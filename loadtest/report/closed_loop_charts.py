@@ -83,7 +83,7 @@ def reading_tpot(summary: Summary) -> str:
 
 
 def time_per_request(summary: Summary) -> Chart | None:
-    rows = _rows(summary)
+    rows = points_of_stages(summary)
     if not rows:
         return None
     lanes = lane_series(summary)
@@ -146,7 +146,8 @@ def _reading_of_objective(summary: Summary, metric: str) -> str:
     return f"{line} {'a' if line else 'A'} hollow point does not hold the objective."
 
 
-def _rows(summary: Summary) -> list[Row]:
+def points_of_stages(summary: Summary) -> list[Row]:
+    """A row for each valid closed-loop stage; `panel` names its workload."""
     return [
         {
             "kind": "point",
@@ -181,7 +182,7 @@ def _panel(stage: StageSummary, load: ClosedLoop) -> str:
 
 def _frontier(summary: Summary, axis: _LatencyAxis) -> Chart | None:
     """Throughput against a latency: a line for each lane, joined in order of concurrency."""
-    points = [row for row in _rows(summary) if row[axis.field]]
+    points = [row for row in points_of_stages(summary) if row[axis.field]]
     if not points:
         return None
     scales = _Scales.of(points, axis)

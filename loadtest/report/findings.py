@@ -125,7 +125,7 @@ def _objective(stages: Sequence[StageSummary], slo: str | None) -> Iterator[str]
         yield text + (f"; not at {_listed(broken)}." if broken else ".")
 
 
-def _groups(summary: Summary) -> tuple[tuple[str, ...], ...]:
+def lanes_that_count_alike(summary: Summary) -> tuple[tuple[str, ...], ...]:
     """Lanes in groups that count the same tokens; all are one where the lab did not say what they serve."""
     models = {lane.lane: lane.model for lane in summary.lanes if lane.model is not None}
     return (
@@ -135,7 +135,7 @@ def _groups(summary: Summary) -> tuple[tuple[str, ...], ...]:
 
 def _throughputs(stages: Sequence[StageSummary], summary: Summary) -> Iterator[str]:
     """Tokens/s are compared among lanes that count the same tokens."""
-    groups = _groups(summary)
+    groups = lanes_that_count_alike(summary)
     if len(groups) == 1:
         yield _throughput(stages, summary)
         return
@@ -146,7 +146,7 @@ def _throughputs(stages: Sequence[StageSummary], summary: Summary) -> Iterator[s
 
 def _alike(summary: Summary) -> Iterator[str]:
     """What may be compared, where not all may."""
-    groups = _groups(summary)
+    groups = lanes_that_count_alike(summary)
     if len(groups) == 1:
         return
     names = {lane.lane: lane.model.name for lane in summary.lanes if lane.model is not None}

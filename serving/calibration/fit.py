@@ -23,6 +23,7 @@ HUBER_SCALES = 1.345  # of the residuals' scale; 95 percent efficient on normal 
 MAD_TO_SIGMA = 1.4826
 MIN_SCALE = 0.002  # of a step: clocks and noise are no finer, and points without any noise have no scale
 REWEIGHTINGS = 30
+LEAST_SHARE = 0.25  # of the time that a step roughly takes: errors of shorter ones are relative to that
 NUM_KNEES = 200
 OUTLIER_WEIGHT = 0.5  # a step that counts for less is one
 
@@ -173,8 +174,12 @@ def _robust(columns: Floats, seconds: Floats, known_s: Floats | float = 0.0) -> 
     Iteratively reweighted least squares of the relative errors, with Huber's weights.
     """
     scales = columns.max(axis=0)
-    scaled = columns / scales / seconds[:, None]
-    wanted = 1 - known_s / seconds
+    plain = columns / scales
+    # A step that seems to take no time would outweigh all others by its relative error, however little it weighs.
+    roughly_s = known_s + plain @ _non_negative(plain, seconds - known_s)
+    unit_s = np.maximum(seconds, LEAST_SHARE * roughly_s)
+    scaled = plain / unit_s[:, None]
+    wanted = (seconds - known_s) / unit_s
     weights = np.ones_like(seconds)
     times = _non_negative(scaled, wanted)
     for _ in range(REWEIGHTINGS):

@@ -47,7 +47,7 @@ def sweep(arguments: tuple[str, ...]) -> None:
 
 @_passing_on
 def lesson(arguments: tuple[str, ...]) -> None:
-    """Draw four pictures of serial decoding from the running lab: `tandem lesson --out lesson.html`."""
+    """Draw five pictures of serial decoding from the running lab: `tandem lesson --out lesson.html`."""
     end(_run_client("loadtest.lesson", arguments))
 
 

@@ -11,7 +11,7 @@ from serving.core.speculation.estimator import DraftOutcome
 from serving.tracing.events import Phase, StepEvent
 
 
-def step_points(events: Iterable[StepEvent]) -> list[StepPoint]:
+def step_points(events: Iterable[StepEvent], phase: Phase | None = None) -> list[StepPoint]:
     """Every step whose requests were all seen from their beginning, in order, of one lane's replicas.
 
     What a request holds in the KV cache is counted along: positions computed, less refused drafts. A prefix that
@@ -20,6 +20,7 @@ def step_points(events: Iterable[StepEvent]) -> list[StepPoint]:
 
     Args:
         events: all of a recording; one of a part of the requests does not know what else was in a step.
+        phase: only steps that did nothing else.
     """
     points = []
     for _, of_replica in _by_replica(events):
@@ -29,7 +30,8 @@ def step_points(events: Iterable[StepEvent]) -> list[StepPoint]:
             for event in step:
                 if event.phase is Phase.PREFILL:
                     kv_tokens.setdefault(event.request_id, 0)
-            if all(event.request_id in kv_tokens for event in step):
+            is_wanted = phase is None or all(event.phase is phase for event in step)
+            if is_wanted and all(event.request_id in kv_tokens for event in step):
                 points.append(_point(step, sum(kv_tokens[event.request_id] for event in step)))
             for event in step:
                 if event.request_id in kv_tokens:

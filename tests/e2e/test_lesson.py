@@ -1,4 +1,4 @@
-"""The four pictures from the real engine."""
+"""The five pictures from the real engine."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 from tests.running_lab import RunningLab, tandem
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
-LIMIT_S = 240
+LIMIT_S = 400
 
 
-def test_the_lesson_draws_all_four(lab: RunningLab, tmp_path: Path) -> None:
+def test_the_lesson_draws_all_five(lab: RunningLab, tmp_path: Path) -> None:
     path = tmp_path / "lesson.html"
     began_s = time.monotonic()
     done = tandem("lesson", "--out", str(path), environment=lab.environment, limit_s=LIMIT_S)
@@ -26,7 +26,7 @@ def test_the_lesson_draws_all_four(lab: RunningLab, tmp_path: Path) -> None:
     found = re.search(r"^const figures = (\{.*\});$", page, re.MULTILINE)
     assert found
     figures = json.loads(found[1])
-    assert list(figures) == ["parallel", "wall", "waits", "drafts"]
+    assert list(figures) == ["parallel", "wall", "waits", "drafts", "envelope"]
     kinds = {row["kind"] for row in figures["drafts"]["data"]["values"]}
     assert {"accepted draft", "model's token"} <= kinds
     assert {"roof", "decode step", "prompt step"} <= {

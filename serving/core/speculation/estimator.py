@@ -71,6 +71,11 @@ class DraftOutcome:
     def num_drafts(self) -> float:
         return self.tried[0] if self.tried else 0.0
 
+    @property
+    def rates(self) -> Rates:
+        """By position, of all drafts; none where there were no drafts."""
+        return tuple(accepted / self.num_drafts for accepted in self.accepted) if self.num_drafts else ()
+
 
 @dataclass(frozen=True, slots=True)
 class Expectation:

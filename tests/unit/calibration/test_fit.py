@@ -53,6 +53,13 @@ def test_the_linear_fit_holds_against_steps_that_were_held_up() -> None:
     assert fit.residuals.max_share == pytest.approx(2 / 3, abs=0.05)
 
 
+@pytest.mark.parametrize("seconds", [1e-3, 5e-5, 1e-6])
+def test_one_step_that_seems_to_take_no_time_moves_nothing(seconds: float) -> None:
+    fit = fit_linear([*steps(LINEAR, noise=0.02), StepPoint(1, 200, seconds)])
+    assert fit.form.fixed_s == pytest.approx(LINEAR.fixed_s, rel=0.05)
+    assert fit.form.token_s == pytest.approx(LINEAR.token_s, rel=0.1)
+
+
 def test_no_coefficient_of_a_fit_is_negative() -> None:
     # Wider steps that take less time: noise, and not what a token gives back.
     points = [

@@ -13,7 +13,7 @@ import yaml
 from dashboards import build
 from dashboards.catalogue import DASHBOARDS
 from dashboards.load_test import LOAD_TEST
-from dashboards.spec import ALL, REFERENCE_COLOUR, VARIABLES, Dashboard, filled
+from dashboards.spec import ALL, REFERENCE_COLOUR, VARIABLES, Dashboard, Panel, Query, filled
 from dashboards.speculation import SPECULATION
 from dashboards.tension import TENSION
 from serving.core.lane_colours import KNOWN_LANES, lane_colours
@@ -209,3 +209,30 @@ def test_lines_of_one_colour_differ_in_grafana() -> None:
 
 def test_many_lines_of_one_lane_keep_colours_of_their_own() -> None:
     assert overrides(SPECULATION, "Acceptance by position") == {}
+
+
+@by_name
+def test_a_panel_that_may_be_empty_says_when_in_grafana(dashboard: Dashboard) -> None:
+    found = {panel["title"]: panel for panel in committed(dashboard)["panels"] if panel["type"] != "row"}
+    for panel in dashboard.panels:
+        text = found[panel.title]["fieldConfig"]["defaults"].get("noValue")
+        assert text == (f"No data: {panel.why_empty}." if panel.why_empty else None)
+
+
+def test_a_reason_that_two_queries_share_is_given_once() -> None:
+    queries = (Query("a", "{{lane}} a", "none waits"), Query("b", "{{lane}} b", "none waits"))
+    assert Panel("t", "d.", "s", queries).why_empty == "none waits"
+
+
+def test_the_metrics_of_adaptive_placement_are_shown_and_may_all_be_empty() -> None:
+    adaptive = {
+        metric_names.PLACEMENT_CHOICES.name,
+        metric_names.PREDICTED_ACCEPTED_TOKENS.name,
+        metric_names.OBSERVED_ACCEPTED_TOKENS.name,
+        metric_names.RELIABILITY_DRAFT_TOKENS.name,
+        metric_names.RELIABILITY_ACCEPTED_TOKENS.name,
+    }
+    queries = [query for panel in SPECULATION.panels for query in panel.queries]
+    shown = {query: names_in(query.expr) & adaptive for query in queries}
+    assert set().union(*shown.values()) == adaptive
+    assert all(query.may_be_empty for query, names in shown.items() if names)

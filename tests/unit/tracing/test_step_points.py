@@ -51,6 +51,18 @@ def test_a_step_is_all_that_its_requests_compute_and_hold() -> None:
     ]
 
 
+def test_steps_of_one_phase_alone() -> None:
+    events = [
+        event(1, "a", 40, phase=Phase.PREFILL, emitted=1),
+        event(2, "a", 1),
+        event(2, "b", 20, phase=Phase.PREFILL, emitted=1),
+        event(3, "a", 1),
+        event(3, "b", 1),
+    ]
+    assert step_points(events, Phase.DECODE) == [StepPoint(2, 41 + 20, 0.030)]
+    assert step_points(events, Phase.PREFILL) == [StepPoint(40, 0, 0.030)]
+
+
 def test_steps_with_a_request_from_before_the_recording_are_left_out() -> None:
     events = [event(5, "old", 1), event(5, "new", 30, phase=Phase.PREFILL), event(6, "new", 1)]
     assert step_points(events) == [StepPoint(1, 30, 0.030)]

@@ -10,7 +10,7 @@ import pytest
 
 from loadtest.analysis.run_summary import summarize
 from loadtest.drawing.style import Look, lane_looks, lines_of_lanes, log_tick_axis, log_ticks
-from loadtest.lesson.page import four_pictures
+from loadtest.lesson.page import five_pictures
 from loadtest.report.charts import draw_all
 from tests.unit.loadtest.lesson.lessons import whole
 from tests.unit.loadtest.runs import whole_run
@@ -46,7 +46,7 @@ def test_a_lane_looks_alike_in_every_picture_of_reports_and_lesson() -> None:
     drawn: list[Any] = [
         each.spec for summary in (summarize(*whole_run()), sweep()) for each in draw_all(summary)
     ]
-    drawn += [picture.spec for picture in four_pictures(whole())]
+    drawn += [picture.spec for picture in five_pictures(whole())]
     found = looks_by_lane(drawn)
     assert {lane for _, lane in found} == set(LANES)
     assert all(len(looks) == 1 for looks in found.values()), found

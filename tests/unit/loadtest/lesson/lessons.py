@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from loadtest.client.traced_lab import TracedLab
+from loadtest.lesson.envelope import PLACEMENT, Curve, Envelope, LoadPoint, Reckoned, ReckonedPoint
 from loadtest.lesson.measure import OperatingPoint, Queue, Scoring, StepSize, Timeline, TimelineStep, Wait
 from loadtest.lesson.teach import LeftOut, Lesson
 from serving.core.lane import Strategy
@@ -66,6 +67,48 @@ def timeline(lane: str, *, drafts: int) -> Timeline:
     return Timeline(lane, tuple(steps))
 
 
+def curve(text: str, name: str, *each_tokens_per_s: float, lane: str | None = None) -> Curve:
+    """Measured at 1, 4 and 16 at once."""
+    points = tuple(
+        LoadPoint(load, load * each) for load, each in zip((1, 4, 16), each_tokens_per_s, strict=True)
+    )
+    return Curve(text, name, lane, lane is not None, points)
+
+
+def fixed() -> tuple[Curve, ...]:
+    """Drafts pay while copying until 16 at once, and for a story when it is alone, a little."""
+    plain, drafting = "batched, k = 0", "speculative, k = 4"
+    return (
+        curve("copying a text", plain, 20, 18, 10, lane="batched"),
+        curve("copying a text", drafting, 40, 30, 8, lane="speculative"),
+        curve("a story", plain, 20, 18, 10, lane="batched"),
+        curve("a story", drafting, 20.4, 15, 5, lane="speculative"),
+    )
+
+
+def reckoned() -> Envelope:
+    copying = tuple(
+        ReckonedPoint(load, k, load * each) for load, k, each in ((1, 4, 41), (4, 4, 31), (16, 0, 10))
+    )
+    story = tuple(
+        ReckonedPoint(load, k, load * each) for load, k, each in ((1, 1, 22), (4, 0, 18), (16, 0, 10))
+    )
+    return Envelope(
+        fixed(),
+        Reckoned({"copying a text": copying, "a story": story}, median_error=0.042, largest_error=0.11),
+    )
+
+
+def placed() -> Envelope:
+    """A lab whose placement is adaptive: it was measured, and is a tenth below the best at the worst."""
+    ran_on = {1: {"speculative": 4}, 4: {"speculative": 3, "batched": 1}, 16: {"batched": 16}}
+    curves = []
+    for made in (curve("copying a text", PLACEMENT, 40, 27, 10), curve("a story", PLACEMENT, 20, 18, 10)):
+        points = tuple(replace(point, ran_on=ran_on[point.requests]) for point in made.points)
+        curves.append(replace(made, points=points))
+    return Envelope((*fixed(), *curves), None)
+
+
 def whole() -> Lesson:
     sizes = [StepSize(Phase.DECODE, 2**power, 0.05 + 0.004 * 2**power, 15) for power in range(5)]
     sizes += [StepSize(Phase.PREFILL, 2**power, 0.04 + 0.003 * 2**power, 3) for power in range(5, 10)]
@@ -86,6 +129,7 @@ def whole() -> Lesson:
             ),
         },
         timelines=(timeline("batched", drafts=0), timeline("speculative", drafts=4)),
+        envelope=reckoned(),
         started_at="2026-01-02T03:04:05+00:00",
         took_s=95.0,
         machine=MACHINE,

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -12,9 +13,11 @@ import pytest
 from click.testing import CliRunner
 
 from loadtest.analysis.run_summary import summarize
+from loadtest.client.record import RequestRecord
 from loadtest.report.__main__ import main
 from loadtest.report.build import build, render
 from loadtest.report.charts import CHARTS, DrawnChart, draw_all
+from loadtest.run.directory import RunFile
 from tests.unit.loadtest.runs import record, run_file, stage_run, whole_run, write_whole_run
 from tests.unit.loadtest.summaries import TOO_LATE, stage, sweep
 from tests.unit.loadtest.summaries import summary as hand_made
@@ -154,6 +157,64 @@ def test_the_crossing_is_marked() -> None:
         each.spec for each in draw_all(summarize(*whole_run())) if each.name == "speculation-speed-up"
     )
     assert "TPOT ≈ 4.0" in json.dumps(spec, ensure_ascii=False)
+
+
+def envelope_rows(run: RunFile, records: list[RequestRecord]) -> list[dict[str, Any]] | None:
+    drawn = {each.name: each.spec for each in draw_all(summarize(run, records))}
+    return drawn["envelope"]["data"]["values"] if "envelope" in drawn else None
+
+
+def test_the_envelope_is_the_best_lane_of_each_load_by_what_a_user_gets() -> None:
+    run, records = whole_run()
+    drawn = envelope_rows(run, records)
+    assert drawn is not None
+    stages = {
+        (s.lane, s.workload, s.concurrency): s.output_tokens_per_s for s in summarize(run, records).stages
+    }
+    points = [row for row in drawn if row["kind"] == "point"]
+    assert len(points) == len(stages) == 3 * 2 * 3
+    for row in points:
+        rate = stages[row["name"], row["panel"], row["concurrency"]]
+        assert rate is not None
+        assert row["value"] == pytest.approx(rate.value / row["concurrency"])
+    for row in drawn:
+        if row["kind"] == "envelope" and row["concurrency"] in (1, 4, 8):
+            here = [
+                p["value"]
+                for p in points
+                if p["panel"] == row["panel"] and p["concurrency"] == row["concurrency"]
+            ]
+            assert row["value"] == pytest.approx(max(here))
+
+
+def test_a_lane_that_chooses_k_is_drawn_and_is_no_part_of_the_envelope() -> None:
+    run, records = whole_run()
+    config = deepcopy(run.run.config)
+    (lane,) = [lane for lane in config["lanes"] if lane["name"] == "speculative"]
+    lane["speculation"] = {"method": "adaptive", "num_speculative_tokens": 4}
+    chosen = envelope_rows(replace(run, run=replace(run.run, config=config)), records)
+    fixed = envelope_rows(run, records)
+    assert chosen is not None
+    assert fixed is not None
+    assert {row["name"] for row in chosen if row["kind"] == "point"} == {
+        "sequential",
+        "batched",
+        "speculative",
+    }
+    # Speculation gives most to a user who is alone.
+    alone = [
+        next(row["value"] for row in rows if row["kind"] == "envelope" and row["concurrency"] == 1)
+        for rows in (chosen, fixed)
+    ]
+    assert alone[0] < alone[1]
+
+
+def test_tokens_of_several_tokenizers_share_no_envelope() -> None:
+    run, records = whole_run()
+    config = deepcopy(run.run.config)
+    for lane in config["lanes"]:
+        lane["model"] = {"name": lane["name"], "path": f"/models/{lane['name']}"}
+    assert envelope_rows(replace(run, run=replace(run.run, config=config)), records) is None
 
 
 def test_a_figure_without_data_is_left_out() -> None:
