@@ -161,7 +161,7 @@ class Fleet:
 
     def has_slot(self, eligibility: Eligibility, now_s: float, kept: Kept = NOTHING_KEPT) -> bool:
         """Whether any replica has a slot free for such requests, if not all that one of them takes."""
-        if eligibility in kept.waiting:
+        if kept.waiting and eligibility in kept.waiting:
             return False
         places = self.places(eligibility)
         if places.slot_is_room and (openings := self._openings(places, kept)) is not None:
