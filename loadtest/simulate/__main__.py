@@ -183,7 +183,7 @@ def main(
             "fleets": [asdict(fleet) for fleet in fleets],
             "took_s": took_s,
         }
-        path = run_directory.write_figures(VERB, figures, runs_dir)
+        path = run_directory.write_figures_of_own(VERB, figures, runs_dir)
         say("drawing")
         picture = draw(path.with_suffix(".png"), plans, max_replicas, profile, choices, mix, lengths)
     if as_json:
@@ -229,7 +229,7 @@ def _against(
                 for stage in compared
             ],
         }
-        path = run_directory.write_figures(f"{VERB}-against", figures, runs_dir)
+        path = run_directory.write_figures_of_own(f"{VERB}-against", figures, runs_dir)
     if as_json:
         click.echo(json.dumps(figures, indent=1))
     else:

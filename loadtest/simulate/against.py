@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from loadtest.client.record import RequestRecord, read_records
 from loadtest.offer.load import ClosedLoop, Load
-from loadtest.run.directory import REQUESTS_FILE, read_run
+from loadtest.run.directory import REQUESTS_FILE, RUN_FILE, read_run
 from loadtest.simulate.lanes import TextMix, candidates
 from loadtest.simulate.offered import mean_lengths
 from loadtest.simulate.verdict import percentile
@@ -66,7 +67,7 @@ def compare_with_run(
     by_stage: dict[str, list[RequestRecord]] = {}
     for record in read_records(directory / REQUESTS_FILE):
         by_stage.setdefault(record.label.stage, []).append(record)
-    replicas = Counter(replica["lane"] for replica in run.run.replicas)
+    replicas = Counter(_lane_of(directory, replica) for replica in run.run.replicas)
     known = {lane.lane for lane in profile.lanes}
     compared = []
     for stage in run.stages:
@@ -123,6 +124,12 @@ def _compared(
         _measured(usable),
         _simulated(run, began_at_s),
     )
+
+
+def _lane_of(directory: Path, replica: Mapping[str, Any]) -> str:
+    if "lane" not in replica:
+        raise ValueError(f"{directory / RUN_FILE}: a replica has no lane: {dict(replica)!s:.200}")
+    return str(replica["lane"])
 
 
 def _is_usable(record: RequestRecord) -> bool:

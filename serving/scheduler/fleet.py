@@ -11,7 +11,6 @@ from serving.scheduler.ledger import Ledger
 from serving.scheduler.placement import Openings, ReplicaState, may_serve
 from serving.scheduler.queue import Eligibility
 
-
 FEW_REPLICAS = 32  # up to so many are sooner looked at one by one than kept sorted
 
 

@@ -79,7 +79,7 @@ def test_the_verb_shows_errors_and_writes_them(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "TPOT p50: error" in done.output
     assert "within 15% in 1 of 1" in done.output
-    assert (tmp_path / "runs" / "latest" / "simulate-against.json").is_file()
+    assert len(list((tmp_path / "runs").glob("*-simulate-against/simulate-against.json"))) == 1
     missing = CliRunner().invoke(main, [*options, "--against", str(tmp_path / "none")])
     assert missing.exit_code == 2
     assert "none/run.json" in missing.output.replace("\n", "")
@@ -103,6 +103,15 @@ def test_a_run_without_lanes_of_the_profile_is_refused(tmp_path: Path) -> None:
     few = records_of("batched")[:4]
     with pytest.raises(ValueError, match="no stage of batched, speculative with 5 completed requests"):
         compare_with_run(written(tmp_path / "run", few), profile(), SchedulerConfig(), lambda _: None, seed=0)
+
+
+def test_a_replica_that_names_no_lane_is_a_fault_of_the_file(tmp_path: Path) -> None:
+    directory = written(tmp_path / "run", records_of("batched"))
+    run = json.loads((directory / "run.json").read_text())
+    run["run"]["replicas"] = [{"replica_id": "b-1"}]
+    (directory / "run.json").write_text(json.dumps(run))
+    with pytest.raises(ValueError, match=r"run.json: a replica has no lane: \{'replica_id': 'b-1'\}"):
+        compare_with_run(directory, profile(), SchedulerConfig(), lambda _: None, seed=0)
 
 
 @pytest.mark.parametrize(
