@@ -1,4 +1,4 @@
-"""Where a request runs: pure, with seeded ties; O(log replicas) in a large fleet, unless it has a prefix to match."""
+"""Where a request runs: pure, with seeded ties; O(log replicas) in a large fleet, unless a prefix is to match."""
 
 from __future__ import annotations
 
