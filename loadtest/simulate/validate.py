@@ -5,6 +5,7 @@ Exit codes: those of the verb that failed, 0 if none did; 1 too where the time w
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ CALIBRATION_SHARE = 0.5  # of the time, at most
 BETWEEN_STAGES_S = 4.0  # to warm a lane up, and to write the stage down
 REPORT_S = 30.0
 SHORTEST_STAGE_S = 5.0
+STOP_S = 30.0  # for a verb that is out of time to stop by itself
 
 Call = Callable[[Sequence[str], float], int]
 
@@ -35,7 +37,17 @@ def call_verb(arguments: Sequence[str], limit_s: float) -> int:
     """
     verb, *rest = arguments
     command = [sys.executable, "-m", f"loadtest.{verb}", *rest]
-    return subprocess.run(command, timeout=limit_s, check=False).returncode
+    with subprocess.Popen(command) as process:
+        try:
+            return process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            # As by Ctrl-C: a verb that is killed leaves its recording on, and the lab refuses the next one for minutes.
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            raise
 
 
 def validate(
