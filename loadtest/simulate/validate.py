@@ -41,7 +41,7 @@ def call_verb(arguments: Sequence[str], limit_s: float) -> int:
         try:
             return process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            # As by Ctrl-C: a verb that is killed leaves its recording on, and the lab refuses the next one for minutes.
+            # As by Ctrl-C: one that is killed leaves its recording on, and the lab refuses the next for minutes.
             process.send_signal(signal.SIGINT)
             try:
                 process.wait(STOP_S)

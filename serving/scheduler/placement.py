@@ -83,7 +83,8 @@ class Openings(Sequence[ReplicaState]):
     def __getitem__(self, index: int | slice) -> ReplicaState | Sequence[ReplicaState]:
         if isinstance(index, slice):
             return [self._replicas[place] for place in self._places[index]]
-        return self._replicas[self._places[index]]
+        place: int = self._places[index]
+        return self._replicas[place]
 
     def draw_least_loaded(self, rng: random.Random) -> ReplicaState:
         """One of those with the fewest outstanding tokens.
@@ -93,7 +94,8 @@ class Openings(Sequence[ReplicaState]):
         """
         # Those with as many lie together, in their order.
         num_equal = self._by_tokens.bisect_left((self._by_tokens[0][0] + 1,))
-        return self._replicas[self._by_tokens[rng.choice(range(num_equal))][1]]
+        place: int = self._by_tokens[rng.choice(range(num_equal))][1]
+        return self._replicas[place]
 
     def _sort(self, place: int) -> None:
         load = self._replicas[place].load
