@@ -12,7 +12,7 @@ PROMETHEUS_PORT ?= 9090
 TOOLS := $(CURDIR)/.tandem/tools/usr/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-unit check up down status bench report dashboards prometheus bench-client bench-recording bench-scheduler bench-idle bench-gateway bench-overhead study-policies crosscheck doctor install clean
+.PHONY: help demo test test-unit check up down status bench report dashboards prometheus bench-client bench-recording bench-scheduler bench-idle bench-gateway bench-overhead validate-simulate study-policies crosscheck doctor install clean
 
 help: ## List the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -79,6 +79,9 @@ bench-gateway: install ## Measure our gateway and others in front of the same si
 bench-overhead: install ## What the gateway costs on top of a real engine; ARGS="--bare-url URL --url URL --levels 1,64,128"
 	@$(BIN)/tandem prepare
 	@$(BIN)/python -m serving.benchmarks.overhead $(ARGS)
+
+validate-simulate: install ## How far `tandem simulate` is off on the running lab: calibrate, measure, simulate that; 12 minutes; ARGS="--lanes batched"
+	@$(BIN)/python -m loadtest.simulate.validate $(ARGS)
 
 study-policies: install ## Compare the order policies in simulated time; ARGS="--seed 2"
 	@$(BIN)/python -m serving.simulation.study_policies $(ARGS)

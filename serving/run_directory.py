@@ -63,7 +63,20 @@ def write_figures(verb: str, figures: Mapping[str, Any], runs_dir: Path = RUNS_D
     latest = runs_dir / LATEST
     if not latest.exists():
         point_latest_at(create_run_dir(runs_dir, verb, now))
-    path = latest.resolve() / f"{verb}.json"
+    return _write(latest.resolve(), verb, figures, now)
+
+
+def write_figures_of_own(verb: str, figures: Mapping[str, Any], runs_dir: Path = RUNS_DIR) -> Path:
+    """Write a verb's figures as `write_figures` does, but to a run of their own, `<time>-<verb>`.
+
+    `latest` stays: what was measured last is not what was reckoned last.
+    """
+    now = datetime.now(UTC)
+    return _write(create_run_dir(runs_dir, verb, now), verb, figures, now)
+
+
+def _write(directory: Path, verb: str, figures: Mapping[str, Any], now: datetime) -> Path:
+    path = directory / f"{verb}.json"
     origin = {"verb": verb, "written_at": now.isoformat(timespec="seconds")}
     described = {"machine": machine.describe(), "versions": installed_versions()}
     path.write_text(json.dumps(origin | dict(figures) | described, indent=1) + "\n", encoding="utf-8")

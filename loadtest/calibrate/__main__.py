@@ -25,7 +25,7 @@ from serving.core.addresses import GATEWAY_URL
 from serving.core.errors import TandemError
 from serving.core.exit_codes import ExitCode
 from serving.progress import progress
-from serving.run_directory import RUNS_DIR, write_figures
+from serving.run_directory import RUNS_DIR, write_figures_of_own
 
 VERB = "calibrate"
 
@@ -48,6 +48,8 @@ VERB = "calibrate"
 def main(base_url: str, lanes: str, out: Path, runs_dir: Path) -> None:
     if not out.parent.is_dir():
         raise click.BadParameter(f"{out.parent} is not a directory to write into", param_hint="--out")
+    if out.suffix == ".png":
+        raise click.BadParameter(f"{out} is where the picture beside it would go", param_hint="--out")
     started_at_s = time.perf_counter()
     try:
         with progress() as say:
@@ -56,7 +58,7 @@ def main(base_url: str, lanes: str, out: Path, runs_dir: Path) -> None:
             profiles.save(made.profile, out)
             say("drawing")
             picture = draw(out.with_suffix(".png"), made.profile)
-        path = write_figures(VERB, _figures(made, time.perf_counter() - started_at_s), runs_dir)
+        path = write_figures_of_own(VERB, _figures(made, time.perf_counter() - started_at_s), runs_dir)
     except LabError as error:
         _fail(str(error), ExitCode.NOT_RUNNING)
     except (TracedLabError, TandemError) as error:

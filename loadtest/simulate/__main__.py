@@ -19,7 +19,7 @@ from loadtest.offer.arrivals import notes, parse_load
 from loadtest.offer.load import Load, TraceReplay
 from loadtest.report.tables import wide_console
 from loadtest.run.experiment import MAX_SEED, split_names
-from loadtest.simulate.against import FIGURES, compare_with_run
+from loadtest.simulate.against import FIGURES, capacities, compare_with_run
 from loadtest.simulate.lanes import Candidate, TextMix, candidates, parse_text_mix
 from loadtest.simulate.offered import mean_lengths, offered_by
 from loadtest.simulate.picture import draw
@@ -183,7 +183,7 @@ def main(
             "fleets": [asdict(fleet) for fleet in fleets],
             "took_s": took_s,
         }
-        path = run_directory.write_figures(VERB, figures, runs_dir)
+        path = run_directory.write_figures_of_own(VERB, figures, runs_dir)
         say("drawing")
         picture = draw(path.with_suffix(".png"), plans, max_replicas, profile, choices, mix, lengths)
     if as_json:
@@ -219,7 +219,10 @@ def _against(
 ) -> None:
     with _faults(), progress() as say:
         profile = profiles.load(profile_file)
-        compared = compare_with_run(run_dir, profile, _scheduler(config_file), say, seed=seed)
+        left_out: list[str] = []
+        compared = compare_with_run(
+            run_dir, profile, _scheduler(config_file), say, seed=seed, left_out=left_out.append
+        )
         figures = {
             "run": str(run_dir),
             "profile": str(profile_file),
@@ -228,12 +231,16 @@ def _against(
                 asdict(stage) | {"errors": {figure: stage.error(figure) for figure in FIGURES}}
                 for stage in compared
             ],
+            "capacities": [asdict(each) | {"error": each.error} for each in capacities(compared)],
+            "left_out": left_out,
         }
-        path = run_directory.write_figures(f"{VERB}-against", figures, runs_dir)
+        path = run_directory.write_figures_of_own(f"{VERB}-against", figures, runs_dir)
     if as_json:
         click.echo(json.dumps(figures, indent=1))
     else:
         print_compared(wide_console(), compared)
+        for stage in left_out:
+            click.echo(f"left out: {stage}")
     click.echo(f"figures: {path}", err=as_json)
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from loadtest.client.record import RequestRecord, read_records
 from loadtest.offer.load import ClosedLoop, Load
-from loadtest.run.directory import REQUESTS_FILE, read_run
+from loadtest.run.directory import REQUESTS_FILE, RUN_FILE, read_run
 from loadtest.simulate.lanes import TextMix, candidates
 from loadtest.simulate.offered import mean_lengths
 from loadtest.simulate.verdict import percentile
@@ -21,7 +22,7 @@ from serving.core.latency import tpots_s, ttfts_s
 from serving.progress import Say
 from serving.simulation.planned_lab import Floats, Offered, PlannedLab, PlannedRun
 
-MIN_REQUESTS = 5  # of a stage: of fewer, a percentile says nothing
+MIN_REQUESTS = 4  # of a stage: of fewer, a percentile says nothing; bench asks a lone user for 4
 FIGURES = ("ttft_p50_s", "ttft_p95_s", "tpot_p50_s", "output_tokens_per_s")
 
 
@@ -50,13 +51,52 @@ class Compared:
         return self.simulated[figure] / measured - 1 if measured else None
 
 
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The most output tokens/s of a lane on a kind of text, of all loads."""
+
+    lane: str
+    workload: str
+    measured_tokens_per_s: float
+    simulated_tokens_per_s: float
+
+    @property
+    def error(self) -> float:
+        """Share of the measured."""
+        return self.simulated_tokens_per_s / self.measured_tokens_per_s - 1
+
+
+def capacities(compared: Sequence[Compared]) -> list[Capacity]:
+    """One for each lane and kind of text, in order of the stages."""
+    by_place: dict[tuple[str, str], list[Compared]] = {}
+    for stage in compared:
+        by_place.setdefault((stage.lane, stage.workload), []).append(stage)
+    return [
+        Capacity(
+            *place,
+            max(stage.measured["output_tokens_per_s"] for stage in stages),
+            max(stage.simulated["output_tokens_per_s"] for stage in stages),
+        )
+        for place, stages in by_place.items()
+    ]
+
+
 def compare_with_run(
-    directory: Path, profile: Profile, scheduler: SchedulerConfig, say: Say, *, seed: int
+    directory: Path,
+    profile: Profile,
+    scheduler: SchedulerConfig,
+    say: Say,
+    *,
+    seed: int,
+    left_out: Say = lambda text: None,
 ) -> list[Compared]:
     """Every stage of a lane that the profile has: its requests at the instants at which they were due.
 
     Users of a closed loop send as they did: the next request once the one before has ended. Their think time is not
     simulated; a stage that has one is left out.
+
+    Args:
+        left_out: told of each stage that is not simulated, and why.
 
     Raises:
         ValueError: the run cannot be read, or has no such stage.
@@ -66,15 +106,20 @@ def compare_with_run(
     by_stage: dict[str, list[RequestRecord]] = {}
     for record in read_records(directory / REQUESTS_FILE):
         by_stage.setdefault(record.label.stage, []).append(record)
-    replicas = Counter(replica["lane"] for replica in run.run.replicas)
+    replicas = Counter(_lane_of(directory, replica) for replica in run.run.replicas)
     known = {lane.lane for lane in profile.lanes}
     compared = []
     for stage in run.stages:
         records = [each for each in by_stage.get(stage.plan.key, []) if not each.label.is_warmup]
         load = stage.plan.load
+        num_usable = sum(_is_usable(each) for each in records)
         if isinstance(load, ClosedLoop) and load.think_time_s:
-            continue
-        if stage.plan.lane in known and sum(_is_usable(each) for each in records) >= MIN_REQUESTS:
+            left_out(f"{stage.plan.key}: its users think, which is not simulated")
+        elif stage.plan.lane not in known:
+            left_out(f"{stage.plan.key}: lane {stage.plan.lane!r} is not in the profile")
+        elif num_usable < MIN_REQUESTS:
+            left_out(f"{stage.plan.key}: {num_usable} of its requests completed, of {MIN_REQUESTS} at least")
+        else:
             say(f"simulating {stage.plan.key}")
             compared.append(
                 _compared(
@@ -123,6 +168,12 @@ def _compared(
         _measured(usable),
         _simulated(run, began_at_s),
     )
+
+
+def _lane_of(directory: Path, replica: Mapping[str, Any]) -> str:
+    if "lane" not in replica:
+        raise ValueError(f"{directory / RUN_FILE}: a replica has no lane: {dict(replica)!s:.200}")
+    return str(replica["lane"])
 
 
 def _is_usable(record: RequestRecord) -> bool:

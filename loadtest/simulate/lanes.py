@@ -11,7 +11,7 @@ from serving.core.speculation.acceptance import Rates, extended
 from serving.core.speculation.cost_model import BatchRange, Lengths
 from serving.simulation.calibrated import LaneModel, same_drafts, table_drafts
 
-BY_BATCH = "by-batch"
+BY_BATCH = "/by-batch"  # no lane's own name has a slash
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def _by_batch(lane: LaneProfile, mix: TextMix, lengths: Lengths) -> Candidate:
         context, mean_rates(lane, mix), lane.num_drafts, lane.max_num_seqs, mean_draft_share(lane, mix)
     )
     drafts = table_drafts(table, lane.max_num_seqs)
-    return _candidate(f"{lane.lane}-{BY_BATCH}", lane, drafts, table, mix, lengths)
+    return _candidate(f"{lane.lane}{BY_BATCH}", lane, drafts, table, mix, lengths)
 
 
 def _candidate(

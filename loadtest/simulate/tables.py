@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from loadtest.judge.wording import NOTHING, count, number, share
-from loadtest.simulate.against import FIGURES, Compared
+from loadtest.simulate.against import FIGURES, Compared, capacities
 from loadtest.simulate.lanes import Candidate
 from loadtest.simulate.plan import LanePlan, PlannedFleet
 from serving.calibration.profile import Profile
@@ -129,6 +129,19 @@ def print_compared(console: Console, compared: Sequence[Compared]) -> None:
                 f"worst; within {100 * GOOD_ERROR:.0f}% in {within} of {len(errors)}"
             )
         )
+
+    most = [abs(each.error) for each in capacities(compared)]
+    console.print(
+        Text(
+            "capacity, the most tokens/s of any load: "
+            + "; ".join(
+                f"{each.lane} on {each.workload} {number(each.simulated_tokens_per_s, None)} / "
+                f"{number(each.measured_tokens_per_s, None)}, {_signed(each.error)}"
+                for each in capacities(compared)
+            )
+            + f"; within {100 * GOOD_ERROR:.0f}% in {sum(error <= GOOD_ERROR for error in most)} of {len(most)}"
+        )
+    )
 
 
 def _signed(error: float | None) -> str:

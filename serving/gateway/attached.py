@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -30,11 +31,13 @@ class Post:
     Attributes:
         url: without the path.
         headers: beside those of every request.
+        key: of the lab, in them; empty where it shows none.
     """
 
     url: str
     body: bytes
     headers: Mapping[str, str]
+    key: str = ""
 
 
 class ServerKeys:
@@ -45,7 +48,7 @@ class ServerKeys:
     """
 
     def __init__(self, keys: Mapping[tuple[str, str], str]) -> None:
-        self._headers = {place: {"authorization": f"Bearer {key}"} | ONCE for place, key in keys.items()}
+        self._keys = dict(keys)
 
     @classmethod
     def of(cls, lanes: Iterable[LaneConfig], environment: Mapping[str, str] = os.environ) -> ServerKeys:
@@ -64,9 +67,9 @@ class ServerKeys:
         """The request for the replica that was granted."""
         if (server := granted.server) is None:
             return Post(granted.url, request.body, {})
-        return Post(
-            server.url, body_for(server, request), self._headers.get((granted.lane, server.url), ONCE)
-        )
+        key = self._keys.get((granted.lane, server.url), "")
+        shown = {"authorization": f"Bearer {key}"} if key else {}
+        return Post(server.url, body_for(server, request), shown | ONCE, key)
 
 
 def body_for(server: AttachedServer, request: RoutedRequest) -> bytes:
@@ -76,6 +79,15 @@ def body_for(server: AttachedServer, request: RoutedRequest) -> bytes:
     if request.strip_usage and not server.takes_stream_options:
         fields.pop("stream_options", None)
     return msgspec.json.encode(fields)
+
+
+def without_key(said: str, key: str) -> str:
+    """A server's words without the key that the lab showed it, which are for a client that must not know it."""
+    if not key:
+        return said
+    for written in (key, json.dumps(key)[1:-1]):
+        said = said.replace(written, "[key]")
+    return said
 
 
 def check_status(granted: Granted, status: int) -> None:

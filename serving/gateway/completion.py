@@ -181,7 +181,7 @@ class Completion:
                         ) as upstream:
                             check_status(granted, upstream.status)
                             account.first_byte()
-                            return await relay(upstream, client, account.notes)
+                            return await relay(upstream, client, account.notes, key=post.key)
                     except UpstreamError as error:
                         if not (error.is_answer or error.was_begun):
                             raise

@@ -5,7 +5,7 @@ Only what the replica did counts: connections refused, timeouts, 5xx. A client's
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -26,6 +26,8 @@ class Breaker:
     Args:
         max_failures: failures in a row that open it, >= 1.
         cooldown_s: how long it stays open before a probe.
+        replica_id: whose it is.
+        not_closed: replicas of a fleet whose breakers are open or half open; kept by the breakers themselves.
     """
 
     max_failures: int
@@ -33,6 +35,8 @@ class Breaker:
     failures: int = 0
     opened_at_s: float | None = None
     probe: str | None = None  # id of the one request that was let through while half open
+    replica_id: str = ""
+    not_closed: set[str] = field(default_factory=set)
 
     def state(self, now_s: float) -> BreakerState:
         if self.opened_at_s is None:
@@ -58,6 +62,7 @@ class Breaker:
             self.failures = 0
             self.opened_at_s = None
             self.probe = None
+            self.not_closed.discard(self.replica_id)
 
     def failed(self, request_id: str, now_s: float, *, is_dead: bool = False) -> None:
         """The replica could not be reached, fell silent, or answered 5xx; one that died opens it at once."""
@@ -66,6 +71,7 @@ class Breaker:
             self.probe = None
             if is_dead or self.opened_at_s is not None or self.failures >= self.max_failures:
                 self.opened_at_s = now_s
+                self.not_closed.add(self.replica_id)
 
     def untold(self, request_id: str) -> None:
         """A request ended without saying anything of the replica: the client left. A probe may be tried again."""

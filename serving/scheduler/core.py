@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from serving.config import SchedulerConfig
@@ -258,7 +259,7 @@ class SchedulerCore:
     def _waiting_tokens(self, lane: str | None, model: str = "") -> int:
         return self._queue.by_choice.get((lane, model), Backlog()).tokens
 
-    def _place(self, waiting: WaitingRequest, candidates: list[ReplicaState], now_s: float) -> Grant:
+    def _place(self, waiting: WaitingRequest, candidates: Sequence[ReplicaState], now_s: float) -> Grant:
         request = waiting.request
         self._queue.leave(request.request_id)
         replica = self._placement.choose(request, candidates)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from serving.core.lane import ReplicaInfo
 from serving.scheduler.breaker import Breaker
 from serving.scheduler.ledger import Ledger
-from serving.scheduler.placement import ReplicaState, may_serve
+from serving.scheduler.placement import Openings, ReplicaState, may_serve
 from serving.scheduler.queue import Eligibility
+
+FEW_REPLICAS = 32  # up to so many are sooner looked at one by one than kept sorted
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,8 @@ class Places:
         fullest: for each, how many it may hold for one of these to join.
         models: whose requests that pin no lane may run on one of them as well; as in `ReplicaInfo`.
         num_slots: their sum, sequences of such requests that may run at once.
+        openings: those with room, kept sorted; None where the replicas are few.
+        slot_is_room: one free slot is all that such a request needs, wherever it runs.
     """
 
     replicas: tuple[ReplicaState, ...]
@@ -29,6 +34,8 @@ class Places:
     lanes: frozenset[str]
     models: frozenset[str]
     num_slots: int
+    openings: Openings | None
+    slot_is_room: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,7 @@ class Fleet:
         self._reserved_shares = reserved_shares
         self._replicas: dict[str, ReplicaState] = {}
         self._by_eligibility: dict[Eligibility, Places] = {}
+        self._not_closed: set[str] = set()  # replicas, by their breakers
 
     def all(self) -> list[ReplicaState]:
         """Every ready replica."""
@@ -74,13 +82,14 @@ class Fleet:
     def join(self, info: ReplicaInfo) -> None:
         """A replica is ready, with a clean record; one that is here already keeps its own."""
         known = self._replicas.get(info.replica_id)
-        breaker = known.breaker if known else Breaker(self._breaker_failures, self._breaker_cooldown_s)
+        breaker = known.breaker if known else self._breaker(info.replica_id)
         self._replicas[info.replica_id] = ReplicaState(info, self._ledger.load(info.replica_id), breaker)
         self._by_eligibility.clear()
 
     def leave(self, replica_id: str) -> None:
         """A replica takes no more requests."""
         self._replicas.pop(replica_id, None)
+        self._not_closed.discard(replica_id)
         self._ledger.forget(replica_id)
         self._by_eligibility.clear()
 
@@ -106,16 +115,26 @@ class Fleet:
             fullest = [limit - min(eligibility.num_sequences, limit) for limit in limits]
             lanes = frozenset(replica.info.lane for replica in replicas)
             models = frozenset(replica.info.model for replica in replicas if replica.info.takes_unpinned)
+            is_large = len(replicas) > FEW_REPLICAS
             places = self._by_eligibility[eligibility] = Places(
-                tuple(replicas), tuple(limits), tuple(fullest), lanes, models, sum(limits)
+                tuple(replicas),
+                tuple(limits),
+                tuple(fullest),
+                lanes,
+                models,
+                sum(limits),
+                Openings(replicas, fullest, self._ledger) if is_large else None,
+                all(full == limit - 1 for limit, full in zip(limits, fullest, strict=True)),
             )
         return places
 
     def with_room(
         self, eligibility: Eligibility, now_s: float, kept: Kept = NOTHING_KEPT
-    ) -> list[ReplicaState]:
-        """Replicas that have all the slots of one more such request free now."""
+    ) -> Sequence[ReplicaState]:
+        """Replicas that have all the slots of one more such request free now; until the next lease changes that."""
         places = self.places(eligibility)
+        if (openings := self._openings(places, kept)) is not None:
+            return openings
         # Written out, for it is asked of every replica for every request.
         return [
             replica
@@ -128,6 +147,8 @@ class Fleet:
     def has_room(self, eligibility: Eligibility, now_s: float, kept: Kept = NOTHING_KEPT) -> bool:
         """Whether `with_room` would name any."""
         places = self.places(eligibility)
+        if (openings := self._openings(places, kept)) is not None:
+            return bool(openings)
         for replica, fullest in zip(places.replicas, places.fullest, strict=True):
             if (
                 replica.load.sequences <= fullest
@@ -139,9 +160,11 @@ class Fleet:
 
     def has_slot(self, eligibility: Eligibility, now_s: float, kept: Kept = NOTHING_KEPT) -> bool:
         """Whether any replica has a slot free for such requests, if not all that one of them takes."""
-        if eligibility in kept.waiting:
+        if kept.waiting and eligibility in kept.waiting:
             return False
         places = self.places(eligibility)
+        if places.slot_is_room and (openings := self._openings(places, kept)) is not None:
+            return bool(openings)
         for replica, limit in zip(places.replicas, places.limits, strict=True):
             if _has_slot(replica, limit, now_s) and replica.info.replica_id not in kept.replicas:
                 return True
@@ -157,6 +180,20 @@ class Fleet:
         ]
         kept.replicas.add(max(free)[1])
         kept.waiting.add(eligibility)
+
+    def _openings(self, places: Places, kept: Kept) -> Openings | None:
+        """Those with room, if the sorted ones are they: no slots are kept, and all breakers closed."""
+        if places.openings is None or kept.replicas or self._not_closed:
+            return None
+        return places.openings.follow()
+
+    def _breaker(self, replica_id: str) -> Breaker:
+        return Breaker(
+            self._breaker_failures,
+            self._breaker_cooldown_s,
+            replica_id=replica_id,
+            not_closed=self._not_closed,
+        )
 
 
 def _has_slot(replica: ReplicaState, limit: int, now_s: float) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from serving.core.errors import LeaseError
@@ -26,6 +28,8 @@ class Ledger:
     def __init__(self) -> None:
         self._leases: dict[str, Lease] = {}
         self._loads: dict[str, Load] = {}
+        self.num_changes = 0  # of any load
+        self._last_change: OrderedDict[str, int] = OrderedDict()  # by replica, the latest last
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -46,6 +50,7 @@ class Ledger:
         load.running += 1
         load.sequences += lease.num_sequences
         load.outstanding_tokens += lease.reserved_tokens
+        self._changed(lease.replica_id)
 
     def release(self, request_id: str) -> Lease:
         """End a lease and give its room back.
@@ -60,6 +65,7 @@ class Ledger:
         load.running -= 1
         load.sequences -= lease.num_sequences
         load.outstanding_tokens -= lease.reserved_tokens
+        self._changed(lease.replica_id)
         return lease
 
     def load(self, replica_id: str) -> Load:
@@ -70,7 +76,20 @@ class Ledger:
         """Drop the books of a replica that is gone for good; one with live leases keeps them."""
         if replica_id in self._loads and self._loads[replica_id].running == 0:
             del self._loads[replica_id]
+            self._last_change.pop(replica_id, None)
+
+    def changed_since(self, num_changes: int) -> Iterator[str]:
+        """Replicas whose load changed after so many changes, each once, the latest first."""
+        for replica_id, number in reversed(self._last_change.items()):
+            if number <= num_changes:
+                return
+            yield replica_id
 
     def leases(self) -> tuple[Lease, ...]:
         """All live leases, oldest first."""
         return tuple(self._leases.values())
+
+    def _changed(self, replica_id: str) -> None:
+        self.num_changes += 1
+        self._last_change[replica_id] = self.num_changes
+        self._last_change.move_to_end(replica_id)

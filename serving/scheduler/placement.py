@@ -1,18 +1,20 @@
-"""Where a request runs: pure, at most O(replicas), with seeded ties."""
+"""Where a request runs: pure, with seeded ties; O(log replicas) in a large fleet, unless a prefix is to match."""
 
 from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, overload
+
+from sortedcontainers import SortedList
 
 from serving.config import SchedulerConfig
 from serving.core.lane import ReplicaInfo, Strategy
 from serving.core.request import SchedulingRequest
 from serving.scheduler.breaker import Breaker
-from serving.scheduler.ledger import Load
+from serving.scheduler.ledger import Ledger, Load
 from serving.scheduler.queue import Eligibility
 
 
@@ -37,6 +39,81 @@ def may_serve(replica: ReplicaInfo, eligibility: Eligibility) -> bool:
     return replica.takes_unpinned and replica.model == eligibility.model
 
 
+class Openings(Sequence[ReplicaState]):
+    """Those of some replicas that have room, in their order, and sorted by outstanding tokens.
+
+    A view that `follow` brings up to date, O(log replicas) for each that changed. It does not know breakers.
+
+    Args:
+        fullest: for each, how many sequences it may hold to have room.
+    """
+
+    def __init__(self, replicas: Sequence[ReplicaState], fullest: Sequence[int], ledger: Ledger) -> None:
+        self._replicas = replicas
+        self._fullest = fullest
+        self._ledger = ledger
+        self._place_of = {replica.info.replica_id: place for place, replica in enumerate(replicas)}
+        self._tokens: list[int | None] = [None] * len(replicas)  # as sorted; None: no room
+        self._by_tokens: SortedList = SortedList()  # (tokens, place)
+        self._places: SortedList = SortedList()
+        self._num_changes = ledger.num_changes
+        for place in range(len(replicas)):
+            self._sort(place)
+
+    def follow(self) -> Openings:
+        """See what the ledger has booked meanwhile."""
+        if self._num_changes != self._ledger.num_changes:
+            for replica_id in self._ledger.changed_since(self._num_changes):
+                place = self._place_of.get(replica_id)
+                if place is not None:
+                    self._sort(place)
+            self._num_changes = self._ledger.num_changes
+        return self
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __iter__(self) -> Iterator[ReplicaState]:
+        return map(self._replicas.__getitem__, self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> ReplicaState: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[ReplicaState]: ...
+    def __getitem__(self, index: int | slice) -> ReplicaState | Sequence[ReplicaState]:
+        if isinstance(index, slice):
+            return [self._replicas[place] for place in self._places[index]]
+        place: int = self._places[index]
+        return self._replicas[place]
+
+    def draw_least_loaded(self, rng: random.Random) -> ReplicaState:
+        """One of those with the fewest outstanding tokens.
+
+        Raises:
+            IndexError: there is none.
+        """
+        # Those with as many lie together, in their order.
+        num_equal = self._by_tokens.bisect_left((self._by_tokens[0][0] + 1,))
+        place: int = self._by_tokens[rng.choice(range(num_equal))][1]
+        return self._replicas[place]
+
+    def _sort(self, place: int) -> None:
+        load = self._replicas[place].load
+        tokens = load.outstanding_tokens if load.sequences <= self._fullest[place] else None
+        before = self._tokens[place]
+        if tokens == before:
+            return
+        if before is None:
+            self._places.add(place)
+        else:
+            self._by_tokens.remove((before, place))
+        if tokens is None:
+            self._places.remove(place)
+        else:
+            self._by_tokens.add((tokens, place))
+        self._tokens[place] = tokens
+
+
 class PlacementPolicy(Protocol):
     """Chooses among replicas that may serve the request and have room; there is at least one."""
 
@@ -54,6 +131,8 @@ class LeastOutstanding:
         self._rng = rng
 
     def choose(self, request: SchedulingRequest, candidates: Sequence[ReplicaState]) -> ReplicaState:
+        if isinstance(candidates, Openings):
+            return candidates.draw_least_loaded(self._rng)
         fewest = min(candidate.load.outstanding_tokens for candidate in candidates)
         return self._rng.choice(
             [candidate for candidate in candidates if candidate.load.outstanding_tokens == fewest]

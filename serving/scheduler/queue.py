@@ -57,9 +57,10 @@ class Backlog:
     requests: int = 0
     tokens: int = 0
 
-    def add(self, request: SchedulingRequest, sign: int) -> None:
+    def add(self, sign: int, tokens: int) -> None:
+        """One request more, or one less, of so many tokens."""
         self.requests += sign
-        self.tokens += sign * request.reserved_tokens
+        self.tokens += sign * tokens
 
 
 class WaitingQueue:
@@ -99,9 +100,10 @@ class WaitingQueue:
         self._waiting[request.request_id] = waiting
         self._by_patience.add(waiting)
         eligibility = Eligibility.of(request)
-        if eligibility not in self._subqueues:
-            self._subqueues[eligibility] = self._policy.new_subqueue()
-        self._subqueues[eligibility].join(waiting)
+        subqueue = self._subqueues.get(eligibility)
+        if subqueue is None:
+            subqueue = self._subqueues[eligibility] = self._policy.new_subqueue()
+        subqueue.join(waiting)
         return waiting
 
     def leave(self, request_id: str) -> WaitingRequest | None:
@@ -110,8 +112,9 @@ class WaitingQueue:
         if waiting is None:
             return None
         eligibility = Eligibility.of(waiting.request)
-        self._subqueues[eligibility].leave(waiting)
-        if not self._subqueues[eligibility]:
+        subqueue = self._subqueues[eligibility]
+        subqueue.leave(waiting)
+        if not subqueue:
             del self._subqueues[eligibility]
         self._by_patience.remove(waiting)
         self._count(waiting.request, -1)
@@ -163,14 +166,17 @@ class WaitingQueue:
         return dict(counts)
 
     def _count(self, request: SchedulingRequest, sign: int) -> None:
-        self.total.add(request, sign)
-        _add(self.by_tenant, request.tenant, request, sign)
-        _add(self.by_choice, (request.lane, request.model), request, sign)
-        _add(self.by_group, GroupKey(request.lane, request.band, request.tenant), request, sign)
+        tokens = request.reserved_tokens
+        self.total.add(sign, tokens)
+        _add(self.by_tenant, request.tenant, sign, tokens)
+        _add(self.by_choice, (request.lane, request.model), sign, tokens)
+        _add(self.by_group, GroupKey(request.lane, request.band, request.tenant), sign, tokens)
 
 
-def _add(books: dict[Key, Backlog], key: Key, request: SchedulingRequest, sign: int) -> None:
-    backlog = books.setdefault(key, Backlog())
-    backlog.add(request, sign)
+def _add(books: dict[Key, Backlog], key: Key, sign: int, tokens: int) -> None:
+    backlog = books.get(key)
+    if backlog is None:
+        backlog = books[key] = Backlog()
+    backlog.add(sign, tokens)
     if backlog.requests == 0:
         del books[key]

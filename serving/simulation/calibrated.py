@@ -19,6 +19,7 @@ from typing import NamedTuple
 from serving.core.speculation.acceptance import Rates, extended, tokens_per_step, tokens_variance
 from serving.core.speculation.cost_model import BatchRange, CostModel
 
+MIN_TOKENS = 0.01  # that a sequence with a step to go still lacks, at least
 ROUNDING = 1e-9  # of a step: the instant of its end, computed anew, is not within it
 
 
@@ -73,15 +74,20 @@ class _Pace:
     most: int
     positions: float
 
+    @property
+    def overshoot(self) -> float:
+        """Tokens that the last step makes beyond the answer's end, on average."""
+        return ((self.variance + self.mean**2) / self.mean - 1) / 2
+
     def num_steps(self, tokens: float, rng: random.Random) -> int:
         """Draw how many steps make so many tokens, >= 1: a renewal process, by its normal limit.
 
         Mean (m + overshoot) / E, variance m V / E^3, of m tokens. Source: Feller, volume 2, chapter XI.
+        A part of a token is left over on average only: it costs a step as often as it is there.
         """
         if self.most == 1:
-            return math.ceil(tokens)
-        overshoot = ((self.variance + self.mean**2) / self.mean - 1) / 2
-        steps = (tokens + overshoot) / self.mean
+            return max(1, math.floor(tokens + rng.random()))
+        steps = (tokens + self.overshoot) / self.mean
         if self.variance:
             steps = rng.gauss(steps, math.sqrt(tokens * self.variance / self.mean**3))
         return max(1, math.ceil(tokens / self.most), min(math.ceil(tokens), round(steps)))
@@ -101,9 +107,21 @@ class SimulatedSequence:
         left: positions of its prompt still to compute.
         finish_step: the replica's decode step that gives it its last token.
         per_step: tokens that it gets from each decode step until then, on average.
+        overshoot: that its last step makes beyond its end, on average.
+        decode_steps: that `per_step` was drawn for.
     """
 
-    __slots__ = ("finish_step", "kind", "left", "number", "output_tokens", "per_step", "prompt_tokens")
+    __slots__ = (
+        "decode_steps",
+        "finish_step",
+        "kind",
+        "left",
+        "number",
+        "output_tokens",
+        "overshoot",
+        "per_step",
+        "prompt_tokens",
+    )
 
     def __init__(self, number: int, prompt_tokens: int, output_tokens: int, kind: int) -> None:
         self.number = number
@@ -111,8 +129,8 @@ class SimulatedSequence:
         self.output_tokens = output_tokens
         self.kind = kind
         self.left = max(1, prompt_tokens)
-        self.per_step = 0.0
-        self.finish_step = 0
+        self.per_step = self.overshoot = 0.0
+        self.finish_step = self.decode_steps = 0
 
 
 class Ended(NamedTuple):
@@ -280,6 +298,8 @@ class CalibratedReplica:
         steps = pace.num_steps(tokens, self._rng)
         self._positions += pace.positions
         sequence.per_step = tokens / steps
+        sequence.overshoot = pace.overshoot
+        sequence.decode_steps = steps
         sequence.finish_step = self.num_steps + steps
         self._growth += sequence.per_step
         self._serial += 1
@@ -298,7 +318,12 @@ class CalibratedReplica:
         decoding, self._decoding = self._decoding, []
         self._growth = self._positions = 0.0
         for finish_step, _, sequence in decoding:
-            self._decode(sequence, (finish_step - self.num_steps) * sequence.per_step)
+            left = finish_step - self.num_steps
+            # The overshoot comes with the last step: the steps so far have made more than their part of the answer.
+            ahead = sequence.overshoot * (1 - left / sequence.decode_steps)
+            lacks = max(MIN_TOKENS, left * sequence.per_step - ahead)
+            self._kv += left * sequence.per_step - lacks
+            self._decode(sequence, lacks)
 
     def _paces_of(self, num_drafts: int) -> list[_Pace]:
         lane = self._lane

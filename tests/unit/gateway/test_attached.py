@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -11,7 +11,10 @@ from serving.config import GatewayConfig, LabConfig, LaneConfig
 from serving.core.errors import ConfigError, UpstreamError
 from serving.core.lane import AttachedServer
 from serving.gateway.attached import ServerKeys, check_status
+from serving.gateway.client_response import ClientResponse
 from serving.gateway.openai_request import RoutedRequest, route
+from serving.gateway.relay import relay
+from serving.gateway.stream import StreamNotes
 from serving.gateway.upstream import UpstreamClient
 from serving.scheduler.protocol import Granted
 from tests.unit.gateway.fake_engine import answers, fake_engine
@@ -119,6 +122,47 @@ def test_a_server_that_takes_no_requests_now_has_not_begun_with_one() -> None:
 @pytest.mark.parametrize("status", [200, 400, 422, 429, 500])
 def test_all_else_is(status: int) -> None:
     check_status(granted(), status)
+
+
+class Client:
+    """What the gateway answers."""
+
+    async def answer(self, status: int, content_type: str, body: bytes, headers: dict[str, str]) -> None:
+        self.answered = (status, body)
+
+
+async def relayed(
+    body: bytes, status: int, key: str, content_type: str = "application/json"
+) -> tuple[int, bytes]:
+    """What becomes of a server's answer."""
+    upstream, client = UpstreamClient(GatewayConfig()), Client()
+    async with fake_engine() as engine:
+        engine.script = answers(body, status, content_type)
+        async with upstream.post(engine.url, b"{}", "r", {}, is_stream=False) as answer:
+            await relay(answer, cast(ClientResponse, client), StreamNotes(strip_usage=False), key=key)
+        await upstream.close()
+    return client.answered
+
+
+@pytest.mark.anyio
+async def test_a_refusal_keeps_the_server_s_words_but_not_the_lab_s_key() -> None:
+    post = KEYS.post(granted(), routed())
+    said = b'{"error": {"message": "temperature: %s; Bearer %s may not", "input": "my words"}}'
+    refused = await relayed(said % (b"9", b"secret-1"), 400, post.key)
+    assert refused == (400, said % (b"9", b"[key]"))
+    answer = b'{"text": "secret-1"}'
+    assert await relayed(answer, 200, post.key) == (200, answer), "it is passed as it is"
+    quoting = 'qu"ot'
+    assert await relayed(json.dumps([quoting]).encode(), 422, quoting) == (422, b'["[key]"]')
+    assert await relayed(b"plain", 422, "") == (422, b"plain")
+    for status, words in ((500, b"%s"), (200, b'{"error": {"message": "%s"}}')):
+        with pytest.raises(UpstreamError) as raised:
+            await relayed(words % b"broken by secret-1", status, post.key)
+        assert raised.value.quoted == "broken by [key]"
+    event = b'data: {"error": {"message": "no secret-1"}}\n\n'
+    with pytest.raises(UpstreamError) as raised:
+        await relayed(event, 200, post.key, "text/event-stream")
+    assert raised.value.quoted == "no [key]"
 
 
 def test_a_key_that_no_header_can_carry_is_not_shown_in_the_error() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.core.speculation.acceptance import Rates, geometric_rates
+from serving.core.speculation.acceptance import Rates, extended, geometric_rates
 from serving.core.speculation.cost_model import BatchRange, CostModel, Lengths
 from serving.core.speculation.step_time import DraftCost, LinearStepTime, RooflineStepTime, StepTime
 from serving.simulation.calibrated import (
@@ -60,8 +60,11 @@ def fast(model: LaneModel, offered: list[Offered]) -> list[tuple[float, float]]:
     return list(zip(first, ended, strict=True))
 
 
-def one_by_one(model: LaneModel, offered: list[Offered]) -> list[tuple[float, float]]:
-    """The same by single steps, each sequence counted for itself; every draft is accepted, or there are none."""
+def one_by_one(
+    model: LaneModel, offered: list[Offered], rng: random.Random | None = None
+) -> list[tuple[float, float]]:
+    """The same by single steps, each sequence counted for itself; without `rng` every draft is accepted."""
+    (rates,) = model.acceptance
     first, ended = [0.0] * len(offered), [0.0] * len(offered)
     waiting = list(range(len(offered)))
     running: list[int] = []
@@ -94,7 +97,9 @@ def one_by_one(model: LaneModel, offered: list[Offered]) -> list[tuple[float, fl
         now_s += model.cost.step_time.step_s(positions, kv_tokens)
         now_s += model.cost.draft_cost.draft_s(drafts, len(decoding))
         for number in decoding:
-            made[number] = min(offered[number].output_tokens, made[number] + drafts + 1)
+            chance = rng.random() if rng else 0.0
+            accepted = sum(chance < rate for rate in extended(rates, drafts)) if rng else drafts
+            made[number] = min(offered[number].output_tokens, made[number] + accepted + 1)
         for number, tokens in chunks.items():
             computed[number] += tokens
             if computed[number] == offered[number].prompt_tokens:
@@ -157,6 +162,28 @@ def test_k_that_follows_the_batch_changes_what_is_left() -> None:
     # 50 steps of 4, the step of the second's prompt with 4 more, 50 of 1, and what is left by 4.
     left = 400 - 4 * 51 - 50
     assert first_ends_s == pytest.approx(second_ends_s + 0.01 * -(-left // 4), abs=0.011)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        (BatchRange(1, 7, 4), BatchRange(8, 8, 0)),
+        (BatchRange(1, 7, 4), BatchRange(8, 8, 1)),
+        (BatchRange(1, 5, 4), BatchRange(6, 6, 2), BatchRange(7, 7, 1), BatchRange(8, 8, 0)),
+    ],
+)
+@pytest.mark.parametrize("step", [LinearStepTime(0.010, 0.0005, 0), LinearStepTime(0.010, 0.0005, 2e-5)])
+def test_a_k_that_changes_all_the_time_takes_as_long_as_in_single_steps(
+    table: tuple[BatchRange, ...], step: StepTime
+) -> None:
+    # A prompt joins, an answer ends: of eight sequences seven decode, then eight, and k changes each time.
+    model = lane(step, table_drafts(table, 8), geometric_rates(0.7, 4), max_step_tokens=2048)
+    rng = random.Random(5)
+    offered = [Offered(0.0, 100, rng.randint(20, 60)) for _ in range(1200)]
+    lasted_s, expected_s = (
+        max(flat(times)) for times in (fast(model, offered), one_by_one(model, offered, rng))
+    )
+    assert lasted_s == pytest.approx(expected_s, rel=0.015)
 
 
 @pytest.mark.parametrize("tokens", [8, 60, 400])

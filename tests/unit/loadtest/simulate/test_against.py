@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from click.testing import CliRunner
 
 from loadtest.client.record import RequestRecord
 from loadtest.simulate.__main__ import main
-from loadtest.simulate.against import FIGURES, compare_with_run
+from loadtest.simulate.against import FIGURES, Compared, capacities, compare_with_run
 from loadtest.simulate.lanes import TextMix, candidates
 from loadtest.simulate.offered import mean_lengths
 from serving.calibration.profile import save
@@ -79,7 +80,8 @@ def test_the_verb_shows_errors_and_writes_them(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "TPOT p50: error" in done.output
     assert "within 15% in 1 of 1" in done.output
-    assert (tmp_path / "runs" / "latest" / "simulate-against.json").is_file()
+    assert "capacity, the most tokens/s of any load: batched on copy" in done.output
+    assert len(list((tmp_path / "runs").glob("*-simulate-against/simulate-against.json"))) == 1
     missing = CliRunner().invoke(main, [*options, "--against", str(tmp_path / "none")])
     assert missing.exit_code == 2
     assert "none/run.json" in missing.output.replace("\n", "")
@@ -100,9 +102,31 @@ def test_answers_of_one_token_have_no_tpot_to_be_wrong_about(tmp_path: Path) -> 
 
 
 def test_a_run_without_lanes_of_the_profile_is_refused(tmp_path: Path) -> None:
-    few = records_of("batched")[:4]
-    with pytest.raises(ValueError, match="no stage of batched, speculative with 5 completed requests"):
-        compare_with_run(written(tmp_path / "run", few), profile(), SchedulerConfig(), lambda _: None, seed=0)
+    first, *others = records_of("batched")[:4]
+    few = written(tmp_path / "run", [replace(first, output_tokens=None), *others])
+    left_out: list[str] = []
+    with pytest.raises(ValueError, match="no stage of batched, speculative with 4 completed requests"):
+        compare_with_run(few, profile(), SchedulerConfig(), lambda _: None, seed=0, left_out=left_out.append)
+    (why,) = left_out
+    assert why.endswith(": 3 of its requests completed, of 4 at least")
+
+
+def test_capacity_is_the_most_of_any_load() -> None:
+    def stage(workload: str, measured: float, simulated: float) -> Compared:
+        figures = [dict.fromkeys(FIGURES, value) for value in (measured, simulated)]
+        return Compared("batched", workload, "any", 9, 0, *figures)
+
+    found = capacities([stage("copy", 100, 90), stage("copy", 80, 110), stage("story", 50, 40)])
+    assert [(each.workload, round(each.error, 9)) for each in found] == [("copy", 0.1), ("story", -0.2)]
+
+
+def test_a_replica_that_names_no_lane_is_a_fault_of_the_file(tmp_path: Path) -> None:
+    directory = written(tmp_path / "run", records_of("batched"))
+    run = json.loads((directory / "run.json").read_text())
+    run["run"]["replicas"] = [{"replica_id": "b-1"}]
+    (directory / "run.json").write_text(json.dumps(run))
+    with pytest.raises(ValueError, match=r"run.json: a replica has no lane: \{'replica_id': 'b-1'\}"):
+        compare_with_run(directory, profile(), SchedulerConfig(), lambda _: None, seed=0)
 
 
 @pytest.mark.parametrize(

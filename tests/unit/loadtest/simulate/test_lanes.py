@@ -14,10 +14,18 @@ BOTH = TextMix(("copy", "story"), (0.5, 0.5))
 
 def test_all_lanes_are_candidates_and_those_that_draft_once_more() -> None:
     names = [candidate.name for candidate in candidates(profile(), (), BOTH, LENGTHS)]
-    assert names == ["batched", "speculative", "speculative-by-batch"]
+    assert names == ["batched", "speculative", "speculative/by-batch"]
     assert [candidate.name for candidate in candidates(profile(), ("batched",), BOTH, LENGTHS)] == ["batched"]
     with pytest.raises(ConfigError, match="lane 'other' is not in the profile"):
         candidates(profile(), ("other",), BOTH, LENGTHS)
+
+
+def test_a_lane_that_is_named_after_its_table_is_another_one() -> None:
+    plain, drafting = profile().lanes
+    tuned = msgspec.structs.replace(drafting, lane="speculative-by-batch")
+    both = msgspec.structs.replace(profile(), lanes=(plain, drafting, tuned))
+    names = [candidate.name for candidate in candidates(both, (), BOTH, LENGTHS)]
+    assert len(set(names)) == len(names) == 5
 
 
 def test_a_lane_by_batch_drafts_less_where_more_run() -> None:
