@@ -1,0 +1,84 @@
+"""The iterative lane's drafts as vLLM has them proposed: `method: custom_class`, in the process that samples.
+
+vLLM gives a proposer neither whose rows they are nor what the model predicted behind a wrong draft. Importing this
+module, which nothing but such a lane does, has vLLM's runner tell it. vLLM 0.32.0, its first model runner.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from serving.config import RefinementConfig
+from serving.proposers.refinement import Row, Verified
+
+SETTINGS_KEY = "refinement"  # of vLLM's `additional_config`
+
+sample = GPUModelRunner._sample  # noqa: SLF001
+
+
+def sample_and_tell(runner: Any, logits: Any, spec_decode_metadata: Any) -> Any:
+    """vLLM's; the proposer is told first what is about to be verified."""
+    runner.drafter.see(runner.input_batch.req_ids, logits, spec_decode_metadata)
+    return sample(runner, logits, spec_decode_metadata)
+
+
+GPUModelRunner._sample = sample_and_tell  # noqa: SLF001
+
+
+class Lookahead:
+    """One for an engine; what it remembers of a request goes when the request is not in a step."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        self._settings = RefinementConfig.model_validate(vllm_config.additional_config[SETTINGS_KEY])
+        self._max_model_len: int = vllm_config.model_config.max_model_len
+        self._rows: dict[str, Row] = {}
+        self._seen: list[tuple[list[int], list[int]]] = []  # of each row what was drafted, and predicted
+
+    def load_model(self, model: Any) -> None:
+        """vLLM calls it; there is none to load."""
+
+    def see(self, request_ids: list[str], logits: Any, metadata: Any) -> None:
+        """Keep what a step verifies.
+
+        Args:
+            logits: of the model behind each row's last token and each of its drafts, row after row.
+            metadata: vLLM's `SpecDecodeMetadata`; None where no row has a draft.
+        """
+        rows = self._rows
+        self._rows = {name: rows.get(name) or Row(self._settings) for name in request_ids}
+        if metadata is None:
+            self._seen = [([], [])] * len(request_ids)
+            return
+        predicted: list[int] = logits.argmax(dim=-1).tolist()
+        drafted: list[int] = metadata.draft_token_ids.tolist()
+        self._seen = []
+        for num_drafts in metadata.num_draft_tokens:
+            self._seen.append((drafted[:num_drafts], predicted[: num_drafts + 1]))
+            del drafted[:num_drafts], predicted[: num_drafts + 1]
+
+    def propose(
+        self, sampled_token_ids: list[list[int]], num_tokens: Any, token_ids: Any, slot_mappings: Any = None
+    ) -> list[list[int]]:
+        """The next draft of each row.
+
+        Args:
+            sampled_token_ids: what each row's text grew by; nothing while its prompt is being read.
+            num_tokens: length of each row's text, shape (rows,).
+            token_ids: their tokens, shape (rows, longest).
+            slot_mappings: not needed; vLLM gives it by name.
+        """
+        drafts: list[list[int]] = []
+        for place, (new, row, seen) in enumerate(
+            zip(sampled_token_ids, self._rows.values(), self._seen, strict=True)
+        ):
+            length = int(num_tokens[place])
+            # The step after next must fit, too: its text has one token more than what is drafted here.
+            max_tokens = min(self._settings.num_speculative_tokens, self._max_model_len - length - 1)
+            if not new or max_tokens < 1:
+                drafts.append([])
+                continue
+            more = token_ids[place, row.num_tokens : length].tolist()
+            drafts.append(row.draft(more, Verified(*seen, num_new=len(new)), max_tokens))
+        return drafts
