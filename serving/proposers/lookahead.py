@@ -11,7 +11,7 @@ from typing import Any
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from serving.config import RefinementConfig
-from serving.proposers.refinement import Row, Verified
+from serving.proposers.refinement import Rows, Verified
 
 SETTINGS_KEY = "refinement"  # of vLLM's `additional_config`
 
@@ -33,8 +33,7 @@ class Lookahead:
     def __init__(self, vllm_config: Any) -> None:
         self._settings = RefinementConfig.model_validate(vllm_config.additional_config[SETTINGS_KEY])
         self._max_model_len: int = vllm_config.model_config.max_model_len
-        self._rows: dict[str, Row] = {}
-        self._seen: list[tuple[list[int], list[int]]] = []  # of each row what was drafted, and predicted
+        self._rows = Rows(self._settings)
 
     def load_model(self, model: Any) -> None:
         """vLLM calls it; there is none to load."""
@@ -46,17 +45,11 @@ class Lookahead:
             logits: of the model behind each row's last token and each of its drafts, row after row.
             metadata: vLLM's `SpecDecodeMetadata`; None where no row has a draft.
         """
-        rows = self._rows
-        self._rows = {name: rows.get(name) or Row(self._settings) for name in request_ids}
         if metadata is None:
-            self._seen = [([], [])] * len(request_ids)
+            self._rows.see(request_ids, [], [], [])
             return
-        predicted: list[int] = logits.argmax(dim=-1).tolist()
-        drafted: list[int] = metadata.draft_token_ids.tolist()
-        self._seen = []
-        for num_drafts in metadata.num_draft_tokens:
-            self._seen.append((drafted[:num_drafts], predicted[: num_drafts + 1]))
-            del drafted[:num_drafts], predicted[: num_drafts + 1]
+        predicted = logits.argmax(dim=-1).tolist()
+        self._rows.see(request_ids, metadata.num_draft_tokens, metadata.draft_token_ids.tolist(), predicted)
 
     def propose(
         self, sampled_token_ids: list[list[int]], num_tokens: Any, token_ids: Any, slot_mappings: Any = None
@@ -70,9 +63,8 @@ class Lookahead:
             slot_mappings: not needed; vLLM gives it by name.
         """
         drafts: list[list[int]] = []
-        for place, (new, row, seen) in enumerate(
-            zip(sampled_token_ids, self._rows.values(), self._seen, strict=True)
-        ):
+        rows = zip(sampled_token_ids, self._rows, strict=True)
+        for place, (new, (row, drafted, predicted)) in enumerate(rows):
             length = int(num_tokens[place])
             # The step after next must fit, too: its text has one token more than what is drafted here.
             max_tokens = min(self._settings.num_speculative_tokens, self._max_model_len - length - 1)
@@ -80,5 +72,5 @@ class Lookahead:
                 drafts.append([])
                 continue
             more = token_ids[place, row.num_tokens : length].tolist()
-            drafts.append(row.draft(more, Verified(*seen, num_new=len(new)), max_tokens))
+            drafts.append(row.draft(more, Verified(drafted, predicted, len(new)), max_tokens))
         return drafts

@@ -15,7 +15,7 @@ Verification is the engine's own, so whatever is drafted here changes no answer.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from serving.config import RefinementConfig
@@ -118,3 +118,38 @@ class Row:
                 break
             tokens.append(token)
         return tokens[known:]
+
+
+class Rows:
+    """The requests of an engine's step, in its order. One that is not in a step is forgotten."""
+
+    def __init__(self, settings: RefinementConfig) -> None:
+        self._settings = settings
+        self._rows: dict[str, Row] = {}
+        self._verified: list[tuple[list[int], list[int]]] = []
+
+    def see(
+        self, request_ids: Sequence[str], num_drafts: Sequence[int], drafted: list[int], predicted: list[int]
+    ) -> None:
+        """Take a step that is about to be verified.
+
+        Args:
+            num_drafts: drafted tokens of each request; empty where none has any.
+            drafted: those tokens, request after request.
+            predicted: the model's own after each request's text and each of its drafted tokens.
+        """
+        rows = self._rows
+        self._rows = {name: rows.get(name) or Row(self._settings) for name in request_ids}
+        self._verified = []
+        start = 0
+        for before, count in enumerate(num_drafts):
+            end = start + count
+            self._verified.append((drafted[start:end], predicted[start + before : end + before + 1]))
+            start = end
+        if not num_drafts:
+            self._verified = [([], [])] * len(request_ids)
+
+    def __iter__(self) -> Iterator[tuple[Row, list[int], list[int]]]:
+        """Each with what was drafted for it, and what the model predicted."""
+        for row, (drafted, predicted) in zip(self._rows.values(), self._verified, strict=True):
+            yield row, drafted, predicted
