@@ -75,12 +75,13 @@ def test_what_came_after_the_first_wrong_guess_is_guessed_next() -> None:
 
 
 def test_tails_converge_where_a_token_depends_on_few_before_it() -> None:
-    """Jacobi's iteration is right in one place more with each step, and in more where places are told apart."""
+    """A wrong guess spoils only what depends on it: the guesses after it come right in the next step."""
 
     def counting(text: Sequence[int]) -> int:
         return len(text)
 
-    assert decode(counting, [0], 100, TAILS).steps < 30
+    # Every other step has nothing but wrong guesses, and finds four right ones for the next.
+    assert decode(counting, [0], 100, TAILS).steps < 40
     # A model whose every token depends on all before it is right by chance alone.
     assert decode(by_all, [0], 100, TAILS).steps > 95
 
@@ -125,7 +126,8 @@ def test_the_pool_finds_a_repeated_text_in_few_steps() -> None:
 
     prompt = list(range(100, 120))
     assert decode(copying, prompt, 100, POOL).steps <= 100 / 5 + 5
-    assert decode(copying, prompt, 100, TAILS).steps > 90
+    other = [*range(100, 119), 100]
+    assert decode(by_all, other, 100, POOL).steps > 90, "a text that repeats nothing"
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=60), st.integers(1, 20))
