@@ -31,9 +31,9 @@ class Lookahead:
     """One for an engine; what it remembers of a request goes when the request is not in a step."""
 
     def __init__(self, vllm_config: Any) -> None:
-        self._settings = RefinementConfig.model_validate(vllm_config.additional_config[SETTINGS_KEY])
+        self.settings = RefinementConfig.model_validate(vllm_config.additional_config[SETTINGS_KEY])
         self._max_model_len: int = vllm_config.model_config.max_model_len
-        self._rows = Rows(self._settings)
+        self.rows = Rows(self.settings)
 
     def load_model(self, model: Any) -> None:
         """vLLM calls it; there is none to load."""
@@ -46,10 +46,10 @@ class Lookahead:
             metadata: vLLM's `SpecDecodeMetadata`; None where no row has a draft.
         """
         if metadata is None:
-            self._rows.see(request_ids, [], [], [])
+            self.rows.see(request_ids, [], [], [])
             return
         predicted = logits.argmax(dim=-1).tolist()
-        self._rows.see(request_ids, metadata.num_draft_tokens, metadata.draft_token_ids.tolist(), predicted)
+        self.rows.see(request_ids, metadata.num_draft_tokens, metadata.draft_token_ids.tolist(), predicted)
 
     def propose(
         self, sampled_token_ids: list[list[int]], num_tokens: Any, token_ids: Any, slot_mappings: Any = None
@@ -63,11 +63,11 @@ class Lookahead:
             slot_mappings: not needed; vLLM gives it by name.
         """
         drafts: list[list[int]] = []
-        rows = zip(sampled_token_ids, self._rows, strict=True)
+        rows = zip(sampled_token_ids, self.rows, strict=True)
         for place, (new, (row, drafted, predicted)) in enumerate(rows):
             length = int(num_tokens[place])
             # The step after next must fit, too: its text has one token more than what is drafted here.
-            max_tokens = min(self._settings.num_speculative_tokens, self._max_model_len - length - 1)
+            max_tokens = min(self.settings.num_speculative_tokens, self._max_model_len - length - 1)
             if not new or max_tokens < 1:
                 drafts.append([])
                 continue

@@ -102,7 +102,7 @@ def test_the_default_lab_has_the_three_lanes_it_promises() -> None:
         ),
         (
             "lanes:\n  - {name: a, strategy: magic}\n",
-            "lab.yaml: lanes[a].strategy = 'magic': must be 'sequential', 'batched' or 'speculative'",
+            "lab.yaml: lanes[a].strategy = 'magic': must be 'sequential', 'batched', 'speculative' or 'iterative'",
         ),
         ("lanes:\n  - {name: a}\n", "lab.yaml: lanes[a].strategy: missing"),
         ("model: {}\n", "lab.yaml: lanes: missing"),
