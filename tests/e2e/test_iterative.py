@@ -76,11 +76,12 @@ def test_guesses_change_no_greedy_answer(lab: RunningLab, lane: str) -> None:
     plain, guessed = (answers(lab, name, asked) for name in ("batched", lane))
     assert guessed == plain
     assert plain[4][1] == "stop"
+    assert [ends for _, ends, _ in plain[-2:]] == ["length", "length"]
     drafted = counts(lab, lane) - before
     length = mean_acceptance_length(drafted)
     assert length is not None
-    # Of texts that repeat themselves most is found in the pool; tails alone give little.
-    assert length > (2 if lane == "iterative" else 1)
+    # Tails alone give little.
+    assert length > (1.3 if lane == "iterative" else 1)
 
 
 def test_tails_are_drafted_for_in_every_step(lab: RunningLab) -> None:
