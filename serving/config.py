@@ -56,6 +56,7 @@ KEYS_OF_OWN_ENGINES = frozenset(
         "tensor_parallel_size",
         "pipeline_parallel_size",
         "speculation",
+        "refinement",
         "simulated",
         "autoscaling",
     }
@@ -312,6 +313,25 @@ class SpeculationConfig(_Settings):
         return self.model if is_checkpoint else None
 
 
+class RefinementConfig(_Settings):
+    """Guess and verify: the drafts of a step are the lane's own model's guesses in the steps before."""
+
+    num_speculative_tokens: int = Field(4, ge=1, le=64)
+    tails: bool = True  # Jacobi: what the model said after the first wrong guess is guessed next
+    pool: bool = True  # lookahead: what followed what, in the request's text and in earlier guesses
+    lookup_min: int = Field(1, ge=1, le=16)  # shortest run of tokens that is looked up in the pool
+    lookup_max: int = Field(3, ge=1, le=16)
+    max_ngrams: int = Field(8192, ge=1, le=1_048_576)  # in the pool of each running request
+
+    @model_validator(mode="after")
+    def _guesses(self) -> Self:
+        if not (self.tails or self.pool):
+            raise ValueError("tails=false and pool=false leave nothing to guess with: one must be true")
+        if self.lookup_min > self.lookup_max:
+            raise ValueError(f"lookup_min={self.lookup_min} exceeds lookup_max={self.lookup_max}")
+        return self
+
+
 def _listed(names: frozenset[str]) -> str:
     return ", ".join(sorted(names))
 
@@ -407,6 +427,7 @@ class LaneConfig(_Settings):
     # Options of `vllm serve` in its own spelling; what the lab sets itself is refused.
     engine_args: dict[str, JsonValue] | None = None
     speculation: SpeculationConfig | None = None
+    refinement: RefinementConfig | None = None
     simulated: SimulatedProfile | None = None
     autoscaling: AutoscalingConfig | None = None  # `replicas` is then where it starts
     # Engine openai: servers that already run, each a replica.
@@ -465,11 +486,12 @@ class LaneConfig(_Settings):
                 f"a sequential lane runs one request at a time: max_num_seqs={self.max_num_seqs} must be 1 "
                 f"and dispatch_margin={self.dispatch_margin} must be 0"
             )
-        is_speculative = self.strategy is Strategy.SPECULATIVE
-        if not self.is_attached and is_speculative != (self.speculation is not None):
-            raise ValueError(
-                f"speculation must be given for strategy speculative, and only there; strategy={self.strategy}"
-            )
+        for key, strategy in (("speculation", Strategy.SPECULATIVE), ("refinement", Strategy.ITERATIVE)):
+            is_given = getattr(self, key) is not None
+            if not self.is_attached and is_given != (self.strategy is strategy):
+                raise ValueError(
+                    f"{key} must be given for strategy {strategy}, and only there; strategy={self.strategy}"
+                )
         if (self.engine == "simulated") != (self.simulated is not None):
             raise ValueError(
                 f"simulated must be given for engine simulated, and only there; engine={self.engine}"
@@ -487,6 +509,12 @@ class LaneConfig(_Settings):
     def _engine_has_args(self) -> Self:
         if self.engine_args and self.engine != "vllm":
             raise ValueError(f"engine_args are options of `vllm serve`; engine={self.engine}")
+        if self.refinement is not None and "additional-config" in map(
+            engine_options.option_of, self.engine_args or {}
+        ):
+            raise ValueError(
+                "engine_args.additional_config: the lab tells an iterative lane's proposer with it"
+            )
         return self
 
     @model_validator(mode="after")

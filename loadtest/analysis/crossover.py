@@ -13,7 +13,7 @@ from loadtest.analysis.summary import Crossing, Crossover, SpeedUp, StageSummary
 from loadtest.judge.estimate import Estimate, is_settled
 from loadtest.judge.settled import Standing, ratios_by_level, smallest_settled, standing
 from loadtest.offer.load import ClosedLoop, Load, OpenLoop
-from serving.core.lane import Strategy
+from serving.core.lane import DRAFTING, Strategy
 
 Pairs = Mapping[float, tuple[StageSummary, StageSummary]]
 """The speculative lane's stage and the baseline's, by level, rising."""
@@ -36,7 +36,7 @@ def find_crossovers(stages: Sequence[StageSummary], strategies: Mapping[str, str
     for stage in stages:
         level = _level(stage.load)
         same = theirs.get((stage.workload, stage.load.label))
-        if strategies.get(stage.lane) == Strategy.SPECULATIVE and same is not None and level is not None:
+        if strategies.get(stage.lane) in DRAFTING and same is not None and level is not None:
             value, unit = level
             pairs.setdefault((stage.lane, stage.workload, unit), {})[value] = (stage, same)
     return tuple(

@@ -32,7 +32,7 @@ from serving.core.latency import (
     tpots_s,
     ttfts_s,
 )
-from serving.core.speculation import acceptance_rate, mean_acceptance_length
+from serving.core.speculation import acceptance_rate, mean_acceptance_length, passes_per_token
 
 _T = TypeVar("_T")
 
@@ -141,6 +141,7 @@ def summarize_stage(
         tokens_per_chunk=tokens / chunks if chunks else None,
         acceptance_rate=acceptance_rate(counts) if counts else None,
         mean_acceptance_length=mean_acceptance_length(counts) if counts else None,
+        passes_per_token=passes_per_token(counts) if counts else None,
         prefix_hit_rate=sum(prefix.hits for prefix in prefixes) / queries if queries else None,
         memory_bytes=memory_bytes(
             (scrape for stage in stages for scrape in (stage.before, stage.after)), plan.lane

@@ -110,6 +110,7 @@ class StageSummary:
     tokens_per_chunk: float | None
     acceptance_rate: float | None
     mean_acceptance_length: float | None
+    passes_per_token: float | None
     prefix_hit_rate: float | None
     memory_bytes: float | None
     wrong_lengths: int

@@ -18,7 +18,7 @@ from loadtest.offer.request_body import Message
 from serving import machine, run_directory
 from serving.calibration.fit import StepPoint
 from serving.calibration.profile import FORMAT, LaneProfile, Profile, measured_lane
-from serving.core.lane import Strategy
+from serving.core.lane import DRAFTING, Strategy
 from serving.core.speculation.cost_model import Outlook
 from serving.progress import Say
 from serving.tracing.events import Phase, StepEvent
@@ -76,7 +76,7 @@ def calibrate(lab: TracedLab, lanes: Sequence[str], now: datetime, say: Say) -> 
         raise TracedLabError(
             f"lanes {', '.join(lanes)} serve {' and '.join(sorted(paths))}: a profile is of one model"
         )
-    in_order = sorted(lanes, key=lambda name: configs[name]["strategy"] == Strategy.SPECULATIVE)
+    in_order = sorted(lanes, key=lambda name: configs[name]["strategy"] in DRAFTING)
     made: list[LaneProfile] = []
     compared: list[Compared] = []
     for name in in_order:
@@ -194,7 +194,7 @@ def default_lanes(lab: TracedLab) -> list[str]:
     return [
         str(config["name"])
         for config in lab.description["config"]["lanes"]
-        if config["strategy"] in (Strategy.BATCHED, Strategy.SPECULATIVE)
+        if config["strategy"] in {Strategy.BATCHED, *DRAFTING}
         and len(lab.replicas(config["name"])) == 1
         and config["name"] in own
     ]

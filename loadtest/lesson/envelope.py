@@ -230,8 +230,9 @@ def curve_name(lane: Mapping[str, Any]) -> str:
 
 
 def num_drafts_of(lane: Mapping[str, Any]) -> int:
-    """Draft tokens of a step, of the lane of that config, at most; 0 without speculation."""
-    return int((lane.get("speculation") or {}).get("num_speculative_tokens") or 0)
+    """Draft tokens of a step, of the lane of that config, at most; 0 where it has none."""
+    drafts = lane.get("speculation") or lane.get("refinement") or {}
+    return int(drafts.get("num_speculative_tokens") or 0)
 
 
 def _choices(lab: TracedLab) -> list[_Choice]:

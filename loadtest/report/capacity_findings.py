@@ -8,7 +8,7 @@ from loadtest.analysis.summary import Summary
 from loadtest.judge.capacity import Capacity
 from loadtest.judge.estimate import Estimate, is_settled, ratio_of_estimates
 from loadtest.judge.wording import count, estimate, number, rate, share
-from serving.core.lane import Strategy
+from serving.core.lane import DRAFTING, Strategy
 
 
 def sentences(summary: Summary) -> Iterator[str]:
@@ -114,7 +114,7 @@ def _speculation(ranked: Sequence[tuple[Capacity, Estimate]], summary: Summary) 
     for capacity, rate_per_s in ranked:
         if models.get(capacity.lane) != models.get(base[0].lane):
             continue  # what another model does says nothing of speculation
-        if strategies.get(capacity.lane) != Strategy.SPECULATIVE or [capacity, base[0]] == [
+        if strategies.get(capacity.lane) not in DRAFTING or [capacity, base[0]] == [
             each for each, _ in ranked[:2]
         ]:
             continue

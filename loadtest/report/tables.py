@@ -87,6 +87,7 @@ LATENCY = (
     Column("tok. per chunk", lambda stage: number(stage.tokens_per_chunk, 2), is_extra=True),
     Column("acc. rate", lambda stage: number(stage.acceptance_rate, 2), is_extra=True),
     Column("acc. len.", lambda stage: number(stage.mean_acceptance_length, 2), is_extra=True),
+    Column("passes per tok.", lambda stage: number(stage.passes_per_token, 2), is_extra=True),
     Column(
         "gap p99 ms", lambda stage: estimate(stage.inter_chunk_s.p99, 0, 1000), is_extra=True, is_plain=True
     ),

@@ -16,6 +16,11 @@ class Strategy(StrEnum):
     SEQUENTIAL = "sequential"
     BATCHED = "batched"
     SPECULATIVE = "speculative"
+    ITERATIVE = "iterative"
+
+
+# Those whose steps verify drafts, wherever the drafts come from.
+DRAFTING = frozenset({Strategy.SPECULATIVE, Strategy.ITERATIVE})
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,13 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Any
 
 import aiohttp
 import uvicorn
 
 from serving.config import LaneConfig
+from serving.core import engine_options
 from serving.core.errors import TandemError
 from serving.core.lane import ReplicaInfo
 from serving.core.processor_time import group_niceness, niceness, yield_as_group
@@ -156,11 +158,12 @@ class EngineReplica:
 
     async def _warm_up(self, url: str) -> None:
         # The first request pays for allocation and lazy set-up; no user should.
-        body = {"model": self._model_name, "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
         timeout = aiohttp.ClientTimeout(total=WARM_UP_TIMEOUT_S)
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,
-            session.post(f"{url}/v1/completions", json=body) as response,
+            session.post(
+                f"{url}/v1/completions", json=warm_up_body(self._lane, self._model_name)
+            ) as response,
         ):
             if response.status != 200:
                 raise TandemError(
@@ -201,3 +204,11 @@ class EngineReplica:
         return ReplicaHello(
             info, replace(self._engine.facts, niceness=niceness(), group_niceness=group_niceness())
         )
+
+
+def warm_up_body(lane: LaneConfig, model_name: str) -> dict[str, Any]:
+    """What a replica asks itself first."""
+    body = {"model": model_name, "prompt": "Once upon a time", "max_tokens": 8}
+    # vLLM refuses any temperature but 1 where a model denoises.
+    denoises = "diffusion-config" in map(engine_options.option_of, lane.engine_args or {})
+    return body if denoises else body | {"temperature": 0}

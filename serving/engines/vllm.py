@@ -23,7 +23,14 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from starlette.types import ASGIApp
 
 from serving import machine, model_store
-from serving.config import KNOWN_METHODS, METHODS_OF_KEY, LaneConfig, ModelConfig, SpeculationConfig
+from serving.config import (
+    KNOWN_METHODS,
+    METHODS_OF_KEY,
+    LaneConfig,
+    ModelConfig,
+    RefinementConfig,
+    SpeculationConfig,
+)
 from serving.core import engine_options
 from serving.core.addresses import LOOPBACK
 from serving.core.errors import ConfigError
@@ -137,8 +144,10 @@ def command_line(
         defaults["distributed-executor-backend"] = ["--distributed-executor-backend", "mp"]
     if lane.speculation is not None:
         arguments += ["--speculative-config", json.dumps(speculative_config(lane.speculation))]
-        if device == "cpu":
-            arguments += ["--worker-extension-cls", "serving.engines.vllm_worker.WorkerExtension"]
+    if lane.refinement is not None:
+        arguments += refining(lane.refinement)
+    if device == "cpu" and (lane.speculation or lane.refinement):
+        arguments += ["--worker-extension-cls", "serving.engines.vllm_worker.WorkerExtension"]
     told = {engine_options.option_of(key).removeprefix("no-") for key in given}
     for option, words in defaults.items():
         if option not in told:
@@ -159,6 +168,17 @@ def speculative_config(speculation: SpeculationConfig) -> dict[str, Any]:
         return {"method": method} | speculation.model_dump(exclude_unset=True)
     given: dict[str, Any] = speculation.model_dump()
     return {key: value for key, value in given.items() if method in METHODS_OF_KEY.get(key, {method})}
+
+
+def refining(refinement: RefinementConfig) -> list[str]:
+    """How an iterative lane drafts, as arguments of `vllm serve`: by a proposer of ours, with these settings."""
+    proposer = {
+        "method": "custom_class",
+        "model": "serving.proposers.lookahead.Lookahead",
+        "num_speculative_tokens": refinement.num_speculative_tokens,
+    }
+    settings = {"refinement": refinement.model_dump()}
+    return ["--speculative-config", json.dumps(proposer), "--additional-config", json.dumps(settings)]
 
 
 class VllmEngine:

@@ -11,7 +11,7 @@ from typing import Protocol, overload
 from sortedcontainers import SortedList
 
 from serving.config import SchedulerConfig
-from serving.core.lane import ReplicaInfo, Strategy
+from serving.core.lane import DRAFTING, ReplicaInfo
 from serving.core.request import SchedulingRequest
 from serving.scheduler.breaker import Breaker
 from serving.scheduler.ledger import Ledger, Load
@@ -34,7 +34,7 @@ def may_serve(replica: ReplicaInfo, eligibility: Eligibility) -> bool:
     """
     if eligibility.lane is not None:
         return replica.lane == eligibility.lane
-    if eligibility.needs_plain_decoding and replica.strategy is Strategy.SPECULATIVE:
+    if eligibility.needs_plain_decoding and replica.strategy in DRAFTING:
         return False
     return replica.takes_unpinned and replica.model == eligibility.model
 

@@ -30,6 +30,12 @@ lanes:
     strategy: speculative
     speculation: {%s}
 """
+ITERATIVE = """\
+lanes:
+  - name: a
+    strategy: iterative
+    refinement: {%s}
+"""
 ENGINE_ARGS = """\
 lanes:
   - name: a
@@ -96,7 +102,7 @@ def test_the_default_lab_has_the_three_lanes_it_promises() -> None:
         ),
         (
             "lanes:\n  - {name: a, strategy: magic}\n",
-            "lab.yaml: lanes[a].strategy = 'magic': must be 'sequential', 'batched' or 'speculative'",
+            "lab.yaml: lanes[a].strategy = 'magic': must be 'sequential', 'batched', 'speculative' or 'iterative'",
         ),
         ("lanes:\n  - {name: a}\n", "lab.yaml: lanes[a].strategy: missing"),
         ("model: {}\n", "lab.yaml: lanes: missing"),
@@ -141,6 +147,33 @@ def test_the_default_lab_has_the_three_lanes_it_promises() -> None:
             "lanes:\n  - {name: slow, strategy: batched, speculation: {}}\n",
             "lab.yaml: lanes[slow]: speculation must be given for strategy speculative, and only there; "
             "strategy=batched",
+        ),
+        (
+            "lanes:\n  - {name: a, strategy: iterative}\n",
+            "lab.yaml: lanes[a]: refinement must be given for strategy iterative, and only there; "
+            "strategy=iterative",
+        ),
+        (
+            "lanes:\n  - {name: a, strategy: batched, refinement: {}}\n",
+            "lab.yaml: lanes[a]: refinement must be given for strategy iterative, and only there; "
+            "strategy=batched",
+        ),
+        (
+            ITERATIVE % "tails: false, pool: false",
+            "lab.yaml: lanes[a].refinement: tails=false and pool=false leave nothing to guess with: one must be "
+            "true",
+        ),
+        (
+            ITERATIVE % "lookup_min: 4",
+            "lab.yaml: lanes[a].refinement: lookup_min=4 exceeds lookup_max=3",
+        ),
+        (
+            ITERATIVE % "max_ngrams: 0",
+            "lab.yaml: lanes[a].refinement.max_ngrams = 0: must be greater than or equal to 1",
+        ),
+        (
+            ITERATIVE % "" + "    engine_args: {additional_config: {}}\n",
+            "lab.yaml: lanes[a]: engine_args.additional_config: the lab tells an iterative lane's proposer with it",
         ),
         (
             SPECULATIVE % "num_speculative_tokens: 65",
@@ -400,6 +433,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "lanes[]": config.LaneConfig,
     "lanes[].model": config.LaneModelConfig,
     "speculation": config.SpeculationConfig,
+    "refinement": config.RefinementConfig,
     "simulated": config.SimulatedProfile,
     "autoscaling": config.AutoscalingConfig,
 }

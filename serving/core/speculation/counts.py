@@ -44,3 +44,12 @@ def mean_acceptance_length(counts: SpeculationCounts) -> float | None:
     Source: vLLM's definition of mean acceptance length.
     """
     return 1 + counts.accepted_tokens / counts.num_drafts if counts.num_drafts else None
+
+
+def passes_per_token(counts: SpeculationCounts) -> float | None:
+    """Passes of the model for a token of one answer, in steps with a draft: 1 / `mean_acceptance_length`.
+
+    In (0, 1]; plain decoding has 1. None without drafts. Steps without a draft are not among those counted.
+    """
+    length = mean_acceptance_length(counts)
+    return None if length is None else 1 / length

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 import pytest
@@ -94,6 +95,14 @@ async def test_it_is_announced_as_its_lane_says() -> None:
         one.replica.check()
         await one.replica.close()
         await until(lambda: not one.plane.is_ready("b-1"))
+
+
+@pytest.mark.parametrize(("engine_args", "temperature"), [({"diffusion_config": {}}, None), (None, 0)])
+async def test_a_model_that_denoises_is_asked_for_no_temperature(
+    engine_args: dict[str, Any] | None, temperature: int | None
+) -> None:
+    lane = LaneConfig(name="batched", strategy=Strategy.BATCHED, engine_args=engine_args)
+    assert replica_module.warm_up_body(lane, "m").get("temperature") == temperature
 
 
 async def test_a_leaving_replica_gets_nothing_new_and_its_streams_end() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 from huggingface_hub import constants
 
 from serving import model_store
-from serving.config import LaneConfig, ModelConfig, SimulatedProfile, SpeculationConfig
+from serving.config import LaneConfig, ModelConfig, RefinementConfig, SimulatedProfile, SpeculationConfig
 from serving.core.errors import ConfigError
 from serving.core.lane import Strategy
 from serving.engines import vllm
@@ -51,6 +52,10 @@ def speculative() -> LaneConfig:
     return LaneConfig(
         name="spec", strategy=Strategy.SPECULATIVE, speculation=SpeculationConfig(num_speculative_tokens=3)
     )
+
+
+def iterative(**settings: Any) -> LaneConfig:
+    return LaneConfig(name="it", strategy=Strategy.ITERATIVE, refinement=RefinementConfig(**settings))
 
 
 def test_every_setting_reaches_the_command_line() -> None:
@@ -131,13 +136,33 @@ def test_only_a_speculative_lane_drafts() -> None:
 
 @pytest.mark.parametrize(
     ("lane", "device", "is_mended"),
-    [(speculative(), "cpu", True), (speculative(), "cuda", False), (batched(), "cpu", False)],
+    [
+        (speculative(), "cpu", True),
+        (speculative(), "cuda", False),
+        (iterative(), "cpu", True),
+        (iterative(), "cuda", False),
+        (batched(), "cpu", False),
+    ],
 )
-def test_only_the_worker_of_a_speculative_lane_on_cpu_is_mended(
+def test_only_the_worker_of_a_lane_that_drafts_on_cpu_is_mended(
     lane: LaneConfig, device: str, is_mended: bool
 ) -> None:
     named = options(lane, device=device).get("--worker-extension-cls")
     assert named == (["serving.engines.vllm_worker.WorkerExtension"] if is_mended else None)
+
+
+def test_an_iterative_lane_names_its_proposer_and_what_it_is_to_do() -> None:
+    found = options(iterative(num_speculative_tokens=3, pool=False))
+    ((drafts,), (told,)) = found["--speculative-config"], found["--additional-config"]
+    proposer = json.loads(drafts)
+    module, _, name = proposer.pop("model").rpartition(".")
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    assert f"class {name}:" in Path(spec.origin).read_text()
+    assert proposer == {"method": "custom_class", "num_speculative_tokens": 3}
+    asked = RefinementConfig(num_speculative_tokens=3, pool=False)
+    assert RefinementConfig.model_validate(json.loads(told)["refinement"]) == asked
 
 
 @pytest.mark.parametrize("lane", [batched(), speculative()])

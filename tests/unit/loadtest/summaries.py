@@ -86,6 +86,7 @@ def stage(
         tokens_per_chunk=1.0 if has_figures else None,
         acceptance_rate=0.61 if lane == "speculative" else None,
         mean_acceptance_length=3.4 if lane == "speculative" else None,
+        passes_per_token=1 / 3.4 if lane == "speculative" else None,
         prefix_hit_rate=None,
         memory_bytes=2**30,
         wrong_lengths=0,

@@ -22,13 +22,14 @@ from tests.unit.scheduler.examples import loaded, replica, request
 
 PLAIN = replica("p", "batched")
 DRAFTING = replica("d", "speculative", Strategy.SPECULATIVE)
+ITERATIVE = replica("i", "iterative", Strategy.ITERATIVE)
 CLOSED = replica("c", "sequential", Strategy.SEQUENTIAL, takes_unpinned=False)
 
 
 @pytest.mark.parametrize(
     ("lane", "needs_plain_decoding", "allowed"),
     [
-        (None, False, {"p", "d"}),
+        (None, False, {"p", "d", "i"}),
         (None, True, {"p"}),
         ("sequential", False, {"c"}),
         ("sequential", True, {"c"}),
@@ -39,7 +40,9 @@ CLOSED = replica("c", "sequential", Strategy.SEQUENTIAL, takes_unpinned=False)
 )
 def test_may_serve(lane: str | None, needs_plain_decoding: bool, allowed: set[str]) -> None:
     eligibility = Eligibility(lane, needs_plain_decoding, band=0)
-    assert {info.replica_id for info in (PLAIN, DRAFTING, CLOSED) if may_serve(info, eligibility)} == allowed
+    assert {
+        info.replica_id for info in (PLAIN, DRAFTING, ITERATIVE, CLOSED) if may_serve(info, eligibility)
+    } == allowed
 
 
 def rng(seed: int = 0) -> random.Random:

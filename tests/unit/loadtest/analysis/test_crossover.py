@@ -64,6 +64,12 @@ def test_lanes_are_compared_at_equal_load_and_kinds_of_load_apart() -> None:
     assert by_users.tpot.verdict is Verdict.ALWAYS
 
 
+def test_an_iterative_lane_is_compared_as_a_speculative_one_is() -> None:
+    stages = [at(lane, ClosedLoop(users), 0.02) for lane in ("batched", "iterative") for users in (1, 4)]
+    (found,) = find_crossovers(stages, STRATEGIES | {"iterative": "iterative"})
+    assert (found.lane, found.baseline) == ("iterative", "batched")
+
+
 def test_a_trace_has_no_levels_to_cross() -> None:
     stages = [at(lane, TraceReplay("a.csv"), 0.02) for lane in ("batched", "speculative")]
     assert find_crossovers(stages, STRATEGIES) == ()

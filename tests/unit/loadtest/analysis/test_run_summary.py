@@ -92,6 +92,7 @@ def test_acceptance_is_that_of_the_stage_alone() -> None:
     stage = summarize_stage(one_repeat(run, records))
     assert stage.acceptance_rate == pytest.approx(30 / 40)
     assert stage.mean_acceptance_length == pytest.approx(1 + 30 / 10)
+    assert stage.passes_per_token == pytest.approx(10 / 40)
     assert stage.memory_bytes == 2**30
 
 

@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 
 from loadtest.client.traced_lab import Question, Traced, TracedLab
-from serving.core.lane import Strategy
+from serving.core.lane import DRAFTING, Strategy
 from serving.core.speculation.step_time import DraftCost, LinearStepTime
 from serving.tracing.events import Phase, StepEvent
 
@@ -31,7 +31,7 @@ class MadeUpLab(TracedLab):
         turn = dict.fromkeys(held, 0)
         now_ns = 0
         (lane,) = {each.lane for each in questions}
-        drafts = NUM_DRAFTS if lane == "speculative" else 0
+        drafts = NUM_DRAFTS if lane in DRAFTING else 0
         for step in count(1):
             going = {
                 name: each
@@ -83,6 +83,8 @@ def made_up_lab(*, replicas: int = 1, lanes: Sequence[str] = ("batched", "specul
     for config in configs:
         if config["strategy"] == Strategy.SPECULATIVE:
             config["speculation"] = {"method": "ngram", "num_speculative_tokens": NUM_DRAFTS}
+        if config["strategy"] == Strategy.ITERATIVE:
+            config["refinement"] = {"num_speculative_tokens": NUM_DRAFTS}
     description = {
         "model": {"name": "tiny", "max_model_len": 2048},
         "config": {"model": {"name": "tiny", "path": "/tiny"}, "lanes": configs},

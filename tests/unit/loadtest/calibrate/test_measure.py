@@ -77,6 +77,13 @@ def test_lanes_that_cannot_be_calibrated_are_refused() -> None:
     assert default_lanes(made_up_lab(replicas=2)) == []
 
 
+def test_an_iterative_lane_has_drafts_too() -> None:
+    lab = made_up_lab(lanes=("iterative", "batched"))
+    assert default_lanes(lab) == ["iterative", "batched"]
+    calibration = calibrate(lab, default_lanes(lab), NOW, lambda _: None)
+    assert calibration.profile.lane("iterative").num_drafts == NUM_DRAFTS
+
+
 def test_a_profile_is_of_one_model() -> None:
     lab = made_up_lab()
     lab.description["config"]["lanes"][1]["model"] = {"name": "tuned", "path": "/tuned"}

@@ -1,0 +1,1 @@
+"""Proposers of drafts that vLLM imports by name, and what they decide."""
