@@ -7,7 +7,7 @@ the request adds to that: what it gets, less what those that run there lose by t
 half-full batches that take turns give less than the better of them full, so on shared cores the question is which lane all
 should be on: its replica is judged as if all who could be there were, though today they run elsewhere. Judged by
 today's batches, a lane that is worse by now would keep all requests for ever, because the first one to leave halves
-everybody's time.
+everybody's time. For the same reason a request waits where the better lane is full, and does not take the other one.
 
 **Hysteresis.** The lane that was chosen last for that kind of text, or on shared cores the one on which most run,
 is left only for one that is better by the margin: of what the request adds, or on shared cores of all they give.
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from serving.core.choice import Choice, LaneScore, Why
@@ -220,14 +220,11 @@ class Adaptive(PlacementPolicy):
         self._choice = None
         if request.lane is not None:
             return self._least.choose(request, candidates)
-        by_cores: dict[str, list[ReplicaState]] = {}
-        for candidate in candidates:
-            by_cores.setdefault(_cores(candidate.info), []).append(candidate)
         arriving = _sequences_of(request)
         scored: list[_Scored] = []
         winners: list[_Scored] = []
         was_kept = False
-        for group in by_cores.values():
+        for group in _by_cores(candidates).values():
             options = self._scored(request, arriving, group)
             winner, is_kept = self._of_cores(options, request)
             scored += options
@@ -245,6 +242,26 @@ class Adaptive(PlacementPolicy):
             (chosen,) = winners
         self._note(request, scored, chosen, was_kept)
         return chosen.state
+
+    def would_wait(
+        self,
+        request: SchedulingRequest,
+        candidates: Sequence[ReplicaState],
+        full: Callable[[], Sequence[ReplicaState]],
+    ) -> bool:
+        """On all cores that have room the better lane is one that is full: the other would take its time away."""
+        if request.lane is not None or not all(candidate.info.cores for candidate in candidates):
+            return False
+        full_there = _by_cores(full())
+        arriving = _sequences_of(request)
+        for cores, group in _by_cores(candidates).items():
+            waited_for = full_there.get(cores)
+            if waited_for is None:
+                return False
+            winner, _ = self._of_cores(self._scored(request, arriving, [*group, *waited_for]), request)
+            if winner.state in group:
+                return False
+        return True
 
     def explain(self) -> Choice | None:
         return self._choice
@@ -402,6 +419,13 @@ def _part(replica: _Replica, running: _Running) -> _Sequences:
 def _cores(info: ReplicaInfo) -> str:
     """What it computes on, as a key; one that shares with nobody is its own."""
     return info.cores or f"replica {info.replica_id}"
+
+
+def _by_cores(states: Iterable[ReplicaState]) -> dict[str, list[ReplicaState]]:
+    by_cores: dict[str, list[ReplicaState]] = {}
+    for state in states:
+        by_cores.setdefault(_cores(state.info), []).append(state)
+    return by_cores
 
 
 def _is_alike(one: ReplicaInfo, other: ReplicaInfo) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from serving.config import SchedulerConfig
@@ -161,7 +161,10 @@ class SchedulerCore:
         while waiting := self._queue.head(lambda kind: self._fleet.has_slot(kind, now_s, kept)):
             kind = Eligibility.of(waiting.request)
             if candidates := self._fleet.with_room(kind, now_s, kept):
-                grants.append(self._place(waiting, candidates, now_s))
+                if self._would_wait(waiting.request, kind, candidates, now_s):
+                    kept.waiting.add(kind)
+                else:
+                    grants.append(self._place(waiting, candidates, now_s))
             else:
                 # Its turn, and no replica has all of its slots free: those behind it must not take them one by one.
                 self._fleet.keep_for(kind, now_s, kept)
@@ -296,6 +299,18 @@ class SchedulerCore:
         self._running[request.request_id] = _Running(request, replica.info.lane, now_s)
         return Grant(lease, replica.info, waiting.waited_s(now_s), request, self._placement.explain())
 
+    def _would_wait(
+        self,
+        request: SchedulingRequest,
+        eligibility: Eligibility,
+        candidates: Sequence[ReplicaState],
+        now_s: float,
+    ) -> bool:
+        # Who must run now or never does.
+        return request.max_queue_s != 0 and self._placement.would_wait(
+            request, candidates, lambda: self._fleet.full(eligibility, now_s, self._kept)
+        )
+
     def _predicted(self, request: SchedulingRequest) -> SchedulingRequest:
         if request.predicted_output_tokens:
             return request
@@ -322,6 +337,9 @@ class SchedulerCore:
             can_place
             and self._fleet.has_room(eligibility, now_s, self._kept)
             and not self._queue.has_any(lambda other: self._fleet.has_slot(other, now_s, self._kept))
+            and not self._would_wait(
+                request, eligibility, self._fleet.with_room(eligibility, now_s, self._kept), now_s
+            )
         )
         estimators = [self._lane(name) for name in places.lanes]
         first_token = [e.first_token_s for e in estimators if e.first_token_s is not None]

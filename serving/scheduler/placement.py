@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from serving.core.choice import Choice
@@ -44,6 +44,15 @@ class PlacementPolicy:
 
     def choose(self, request: SchedulingRequest, candidates: Sequence[ReplicaState]) -> ReplicaState:
         raise NotImplementedError
+
+    def would_wait(
+        self,
+        request: SchedulingRequest,
+        candidates: Sequence[ReplicaState],
+        full: Callable[[], Sequence[ReplicaState]],
+    ) -> bool:
+        """Whether the request had better wait for one of those that may serve it and are full."""
+        return False
 
     def explain(self) -> Choice | None:
         """Why the last request was placed where it is; None where no lanes were compared."""
