@@ -21,6 +21,7 @@ from serving.progress import progress
 
 MAX_REFUSALS_SHOWN = 5
 MAX_GROUPS_SHOWN = 12
+MAX_CHOICES_SHOWN = 5
 
 
 @click.command()
@@ -64,6 +65,8 @@ def show_scheduler(scheduler: dict[str, Any]) -> None:
         f"{len(scheduler['gateways'])} gateway(s), {scheduler['leases']} running, {scheduler['waiting']} waiting"
         + (", DRAINING" if scheduler["draining"] else "")
     )
+    if adaptive := scheduler.get("adaptive"):
+        _show_choices(console, adaptive)
     for lane in scheduler["lanes"]:
         for absent in lane.get("absent", ()):
             console.print(f"away: lane {lane['lane']}, {absent['url']}: {absent['why']}", markup=False)
@@ -77,6 +80,31 @@ def show_scheduler(scheduler: dict[str, Any]) -> None:
     for note in scheduler["last_refusals"][:MAX_REFUSALS_SHOWN]:
         lane = note["lane"] or "any lane"
         console.print(f"  {note['seconds_ago']:.0f} s ago: {note['reason']}, tenant {note['tenant']}, {lane}")
+
+
+def _show_choices(console: Console, adaptive: dict[str, Any]) -> None:
+    """How often each lane was chosen for which kind of text, and what the last choices were made from."""
+    if adaptive["choices"]:
+        console.print()
+        console.print(
+            "chosen so far: "
+            + ", ".join(
+                f"{each['lane']} for {each['kind']} ({each['why']}) {each['requests']}"
+                for each in adaptive["choices"]
+            ),
+            markup=False,
+        )
+    for choice in adaptive["last_choices"][:MAX_CHOICES_SHOWN]:
+        console.print(
+            f"  {choice['kind']} to {choice['lane']} ({choice['why']}), tokens/s gained:", markup=False
+        )
+        for score in choice["scores"]:
+            console.print(
+                f"    {score['lane']} {score['score']:.1f}: {score['num_drafts']} drafts, "
+                f"{score['tokens_per_step']:.2f} tokens a step, batch {score['batch']:.1f}, "
+                f"context {score['context_tokens']:.0f}, {score['num_sharing']} taking turns",
+                markup=False,
+            )
 
 
 def lane_table(scheduler: dict[str, Any]) -> Table:
