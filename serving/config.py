@@ -38,7 +38,7 @@ Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 Seconds = Annotated[float, Field(gt=0, le=3600)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Order = Literal["fcfs", "priority", "sjf", "edf", "fair"]
-Placement = Literal["least_outstanding", "power_of_two", "prefix_affinity"]
+Placement = Literal["least_outstanding", "power_of_two", "prefix_affinity", "adaptive"]
 EngineName = Literal["vllm", "simulated", "openai"]
 
 ORDERS: tuple[str, ...] = get_args(Order)
@@ -196,6 +196,10 @@ class SchedulerConfig(_Settings):
     tenants: Annotated[tuple[TenantConfig, ...], Strict(False)] = ()
     placement: Placement = "least_outstanding"
     prefix_gap_tokens: int = Field(1024, ge=0)  # prefix_affinity: load beats locality above this gap
+    # adaptive: what `tandem calibrate` wrote, read where the lab is started
+    profile: str | None = Field(None, min_length=1, max_length=4096)
+    # adaptive: a lane is left for one that is better by this share
+    placement_margin: float = Field(0.1, ge=0, le=10)
     breaker_failures: int = Field(3, ge=1, le=1000)  # in a row; they open a replica's breaker
     breaker_cooldown_s: Seconds = 5
     drain_timeout_s: Seconds = 30  # how long running streams may go on when the lab or a replica stops
@@ -213,6 +217,10 @@ class SchedulerConfig(_Settings):
         if self.default_band not in [band.name for band in self.bands]:
             raise ValueError(
                 f"default_band={self.default_band!r} is none of {[band.name for band in self.bands]}"
+            )
+        if self.placement == "adaptive" and self.profile is None:
+            raise ValueError(
+                "placement='adaptive' needs profile: the file that `tandem calibrate` writes of these lanes"
             )
         if (total := sum(band.reserved_share for band in self.bands)) >= 1:
             raise ValueError(f"bands: reserved_share adds up to {total:g}; it must stay below 1")

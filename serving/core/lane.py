@@ -46,6 +46,8 @@ class ReplicaInfo:
         takes_unpinned: whether requests that pin no lane may come here.
         server: where requests go instead of `url`; None for an engine of the lab's own.
         model: whose such requests: the name of another model than the lab's, or "".
+        cores: what it computes on, as a name: replicas that say the same take turns there; "": what no other has,
+            as far as it knows.
     """
 
     replica_id: str
@@ -56,6 +58,7 @@ class ReplicaInfo:
     takes_unpinned: bool
     server: AttachedServer | None = None
     model: str = ""
+    cores: str = ""
 
 
 @dataclass(frozen=True, slots=True)

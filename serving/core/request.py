@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
+from serving.core.speculation.text_kind import TextKind
+
 # What a header can carry, and a label of a metric can show.
 TENANT_NAME = re.compile(r"[\x21-\x7e]{1,128}")
 DEFAULT_TENANT = "default"
@@ -42,6 +44,7 @@ class SchedulingRequest:
         age_s: seconds since its first arrival, for one that is rerouted or submitted again.
         waited_s: those of them in which it waited for this lease; the rest it spent on a replica that broke.
         avoid_replica: a replica that just failed it.
+        kind: of its text; told apart only where placement asks for it, else all are open.
     """
 
     request_id: str
@@ -60,6 +63,7 @@ class SchedulingRequest:
     avoid_replica: str | None = None
     num_sequences: int = 1
     model: str = ""
+    kind: TextKind = TextKind.OPEN
 
     @property
     def reserved_tokens(self) -> int:
@@ -97,8 +101,10 @@ class RequestEnd:
     Attributes:
         first_token_s: seconds from grant to first token; None when there was none.
         output_tokens: by the engine's usage; None when unknown.
+        num_steps: engine steps that gave it tokens, of all its sequences together; None when unknown.
     """
 
     verdict: ReplicaVerdict = ReplicaVerdict.UNTOLD
     first_token_s: float | None = None
     output_tokens: int | None = None
+    num_steps: int | None = None

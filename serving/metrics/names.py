@@ -138,6 +138,30 @@ WANTED_REPLICAS = Metric(
     "tandem_wanted_replicas", "gauge", "replicas", "scheduler", ("lane",),
     "Replicas that the config asks for; under autoscaling the fewest.",
 )  # fmt: skip
+PLACEMENT_CHOICES = Metric(
+    "tandem_placement_choices_total", "counter", "requests", "scheduler", ("lane", "kind", "why"),
+    "Requests placed by `adaptive`, by lane, kind of text and why: `score`, `kept` (hysteresis) or `only_choice`.",
+)  # fmt: skip
+PREDICTED_ACCEPTED_TOKENS = Metric(
+    "tandem_predicted_accepted_tokens_total", "counter", "tokens", "scheduler", ("lane", "kind"),
+    "Draft tokens that finished streams were expected to have accepted, as expected when they were placed.",
+)  # fmt: skip
+OBSERVED_ACCEPTED_TOKENS = Metric(
+    "tandem_observed_accepted_tokens_total", "counter", "tokens", "scheduler", ("lane", "kind"),
+    "Draft tokens that the same streams had accepted, by their chunks and output tokens.",
+)  # fmt: skip
+RELIABILITY_REQUESTS = Metric(
+    "tandem_reliability_requests_total", "counter", "requests", "scheduler", ("lane", "bin"),
+    "Finished streams, by lane and the tenth that their predicted acceptance was in: `bin` is its lower edge.",
+)  # fmt: skip
+RELIABILITY_DRAFT_TOKENS = Metric(
+    "tandem_reliability_draft_tokens_total", "counter", "tokens", "scheduler", ("lane", "bin"),
+    "Draft positions of those streams: k for each step after the first.",
+)  # fmt: skip
+RELIABILITY_ACCEPTED_TOKENS = Metric(
+    "tandem_reliability_accepted_tokens_total", "counter", "tokens", "scheduler", ("lane", "bin"),
+    "Accepted draft tokens of those streams; over their draft positions it is the observed acceptance.",
+)  # fmt: skip
 MACHINE_FLOPS = Metric(
     "tandem_machine_flops_per_second", "gauge", "FLOP/s", "scheduler", (),
     "The machine's matrix rate, in FLOP/s, once measured by `python -m serving.ceilings`; absent before.",

@@ -8,18 +8,23 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from serving.config import SchedulerConfig
+from serving.core.choice import Choice
 from serving.core.errors import LeaseError, Reason
 from serving.core.lane import ReplicaInfo
 from serving.core.request import Lease, ReplicaVerdict, RequestEnd, SchedulingRequest
+from serving.scheduler.adaptive import Adaptive
 from serving.scheduler.admission import LabView, QueueLimits, Refusal, admit
 from serving.scheduler.estimator import DrainRate, LaneEstimator, OutputPredictor
 from serving.scheduler.fleet import NOTHING_KEPT, Fleet, Kept, Places
+from serving.scheduler.lane_costs import LaneCost
 from serving.scheduler.ledger import Ledger
 from serving.scheduler.order import WaitingRequest, order_policy
-from serving.scheduler.placement import ReplicaState, placement_policy
+from serving.scheduler.placement import ReplicaState
+from serving.scheduler.placements import placement_policy
 from serving.scheduler.queue import Backlog, Eligibility, WaitingQueue
 
 KEEP_REFUSALS = 20
@@ -28,12 +33,16 @@ UNTOLD_END = RequestEnd()
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A lease, the replica it is on, how long the request waited for it, and the request."""
+    """A lease, the replica it is on, how long the request waited for it, the request, and why there.
+
+    `choice` is None where no lanes were compared.
+    """
 
     lease: Lease
     replica: ReplicaInfo
     waited_s: float
     request: SchedulingRequest
+    choice: Choice | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +82,16 @@ class SchedulerCore:
     Args:
         settled_at_s: until then gateways and replicas of an earlier scheduler may be on their way back:
             requests wait and nothing is placed, so no placement overlooks a lease that is still held.
+        lane_costs: of the lanes that take requests which pin none; for placement `adaptive`.
     """
 
-    def __init__(self, config: SchedulerConfig, *, settled_at_s: float = -math.inf) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        *,
+        settled_at_s: float = -math.inf,
+        lane_costs: Mapping[str, LaneCost] | None = None,
+    ) -> None:
         self._config = config
         self._settled_at_s = self._missed_until_s = settled_at_s
         self._order = order_policy(config)
@@ -90,7 +106,7 @@ class SchedulerCore:
             breaker_cooldown_s=config.breaker_cooldown_s,
             reserved_shares=self._reserved_shares,
         )
-        self._placement = placement_policy(config, random.Random(config.seed))
+        self._placement = placement_policy(config, random.Random(config.seed), lane_costs)
         self._running: dict[str, _Running] = {}
         self._lanes: dict[str, LaneEstimator] = {}
         self._predictor = OutputPredictor()
@@ -105,6 +121,7 @@ class SchedulerCore:
 
     def replica_ready(self, info: ReplicaInfo) -> None:
         """A replica may take requests from now on."""
+        self._placement.join(info)
         self._fleet.join(info)
 
     def replica_gone(self, replica_id: str) -> None:
@@ -144,7 +161,10 @@ class SchedulerCore:
         while waiting := self._queue.head(lambda kind: self._fleet.has_slot(kind, now_s, kept)):
             kind = Eligibility.of(waiting.request)
             if candidates := self._fleet.with_room(kind, now_s, kept):
-                grants.append(self._place(waiting, candidates, now_s))
+                if self._would_wait(waiting.request, kind, candidates, now_s):
+                    kept.waiting.add(kind)
+                else:
+                    grants.append(self._place(waiting, candidates, now_s))
             else:
                 # Its turn, and no replica has all of its slots free: those behind it must not take them one by one.
                 self._fleet.keep_for(kind, now_s, kept)
@@ -159,6 +179,7 @@ class SchedulerCore:
         lease = self._ledger.release(request_id)
         self._drain_rate.record(now_s)
         self._judge(lease, end.verdict, now_s)
+        self._placement.ended(request_id, end)
         running = self._running.pop(request_id, None)
         if running is not None:
             self._learn(running, end, now_s)
@@ -177,6 +198,7 @@ class SchedulerCore:
         self._queue.leave(lease.request_id)  # its holder says that it runs
         if lease.request_id not in self._ledger:
             self._ledger.acquire(lease)
+            self._placement.adopted(lease)
 
     def expire(self, now_s: float) -> list[tuple[WaitingRequest, Refusal]]:
         """Take out the requests whose time to wait is over."""
@@ -195,6 +217,11 @@ class SchedulerCore:
         return expired
 
     # State, for people and metrics
+
+    @property
+    def adaptive(self) -> Adaptive | None:
+        """What `adaptive` expects and has done; None under another placement."""
+        return self._placement if isinstance(self._placement, Adaptive) else None
 
     @property
     def num_waiting(self) -> int:
@@ -266,10 +293,23 @@ class SchedulerCore:
             request.request_id, replica.info.replica_id, request.reserved_tokens, request.num_sequences
         )
         self._ledger.acquire(lease)
+        self._placement.placed(request, replica.info)
         replica.breaker.sent(request.request_id)
         self._order.dispatched(request)
         self._running[request.request_id] = _Running(request, replica.info.lane, now_s)
-        return Grant(lease, replica.info, waiting.waited_s(now_s), request)
+        return Grant(lease, replica.info, waiting.waited_s(now_s), request, self._placement.explain())
+
+    def _would_wait(
+        self,
+        request: SchedulingRequest,
+        eligibility: Eligibility,
+        candidates: Sequence[ReplicaState],
+        now_s: float,
+    ) -> bool:
+        # Who must run now or never does.
+        return request.max_queue_s != 0 and self._placement.would_wait(
+            request, candidates, lambda: self._fleet.full(eligibility, now_s, self._kept)
+        )
 
     def _predicted(self, request: SchedulingRequest) -> SchedulingRequest:
         if request.predicted_output_tokens:
@@ -297,6 +337,9 @@ class SchedulerCore:
             can_place
             and self._fleet.has_room(eligibility, now_s, self._kept)
             and not self._queue.has_any(lambda other: self._fleet.has_slot(other, now_s, self._kept))
+            and not self._would_wait(
+                request, eligibility, self._fleet.with_room(eligibility, now_s, self._kept), now_s
+            )
         )
         estimators = [self._lane(name) for name in places.lanes]
         first_token = [e.first_token_s for e in estimators if e.first_token_s is not None]

@@ -125,8 +125,20 @@ class Fleet:
             and replica.info.replica_id not in kept.replicas
         ]
 
+    def full(self, eligibility: Eligibility, now_s: float, kept: Kept = NOTHING_KEPT) -> list[ReplicaState]:
+        """Those that may serve such a request, can be trusted, and lack room for it now."""
+        places = self.places(eligibility)
+        return [
+            replica
+            for replica, fullest in zip(places.replicas, places.fullest, strict=True)
+            if replica.breaker.lets_through(now_s)
+            and (replica.load.sequences > fullest or replica.info.replica_id in kept.replicas)
+        ]
+
     def has_room(self, eligibility: Eligibility, now_s: float, kept: Kept = NOTHING_KEPT) -> bool:
-        """Whether `with_room` would name any."""
+        """Whether `with_room` would name any, and nobody like it waits though there is room."""
+        if eligibility in kept.waiting:
+            return False
         places = self.places(eligibility)
         for replica, fullest in zip(places.replicas, places.fullest, strict=True):
             if (

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from serving.config import SchedulerConfig
+from serving.core.choice import Choice
 from serving.core.lane import ReplicaInfo, Strategy
-from serving.core.request import SchedulingRequest
+from serving.core.request import Lease, RequestEnd, SchedulingRequest
 from serving.scheduler.breaker import Breaker
 from serving.scheduler.ledger import Load
 from serving.scheduler.queue import Eligibility
@@ -37,17 +36,45 @@ def may_serve(replica: ReplicaInfo, eligibility: Eligibility) -> bool:
     return replica.takes_unpinned and replica.model == eligibility.model
 
 
-class PlacementPolicy(Protocol):
-    """Chooses among replicas that may serve the request and have room; there is at least one."""
+class PlacementPolicy:
+    """Chooses among replicas that may serve the request and have room; there is at least one.
 
-    def choose(self, request: SchedulingRequest, candidates: Sequence[ReplicaState]) -> ReplicaState: ...
+    What it is told beside that only some need.
+    """
+
+    def choose(self, request: SchedulingRequest, candidates: Sequence[ReplicaState]) -> ReplicaState:
+        raise NotImplementedError
+
+    def would_wait(
+        self,
+        request: SchedulingRequest,
+        candidates: Sequence[ReplicaState],
+        full: Callable[[], Sequence[ReplicaState]],
+    ) -> bool:
+        """Whether the request had better wait for one of those that may serve it and are full."""
+        return False
+
+    def explain(self) -> Choice | None:
+        """Why the last request was placed where it is; None where no lanes were compared."""
+        return None
+
+    def join(self, info: ReplicaInfo) -> None:
+        """A replica is ready, or says something else of itself than before."""
 
     def forget(self, replica_id: str) -> None:
-        """A replica is gone."""
-        ...
+        """A replica is gone. Requests on it end later."""
+
+    def placed(self, request: SchedulingRequest, info: ReplicaInfo) -> None:
+        """The request runs on the replica."""
+
+    def adopted(self, lease: Lease) -> None:
+        """A request runs that was placed by an earlier scheduler."""
+
+    def ended(self, request_id: str, end: RequestEnd) -> None:
+        """A request runs no more; one that is not known says nothing."""
 
 
-class LeastOutstanding:
+class LeastOutstanding(PlacementPolicy):
     """`least_outstanding`: the replica with the fewest outstanding tokens; equals are drawn at random."""
 
     def __init__(self, rng: random.Random) -> None:
@@ -59,11 +86,8 @@ class LeastOutstanding:
             [candidate for candidate in candidates if candidate.load.outstanding_tokens == fewest]
         )
 
-    def forget(self, replica_id: str) -> None:
-        pass
 
-
-class PowerOfTwo:
+class PowerOfTwo(PlacementPolicy):
     """`power_of_two`: the less loaded of two replicas drawn at random."""
 
     def __init__(self, rng: random.Random) -> None:
@@ -74,11 +98,8 @@ class PowerOfTwo:
         drawn = candidates if len(candidates) <= 2 else self._rng.sample(candidates, 2)
         return self._least.choose(request, drawn)
 
-    def forget(self, replica_id: str) -> None:
-        pass
 
-
-class PrefixAffinity:
+class PrefixAffinity(PlacementPolicy):
     """`prefix_affinity`: the replica that has seen most of the prompt, unless it is too busy: load beats locality.
 
     Args:
@@ -129,14 +150,3 @@ class PrefixAffinity:
             seen.move_to_end(block)
         while len(seen) > self._max_blocks:
             seen.popitem(last=False)
-
-
-def placement_policy(config: SchedulerConfig, rng: random.Random) -> PlacementPolicy:
-    """The placement that the config names."""
-    match config.placement:
-        case "least_outstanding":
-            return LeastOutstanding(rng)
-        case "power_of_two":
-            return PowerOfTwo(rng)
-        case "prefix_affinity":
-            return PrefixAffinity(rng, config.prefix_gap_tokens)

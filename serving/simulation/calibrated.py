@@ -112,10 +112,20 @@ class SimulatedSequence:
         number: which one of the run.
         left: positions of its prompt still to compute.
         finish_step: the replica's decode step that gives it its last token.
+        first_step: the replica's step that gave it its first.
         per_step: tokens that it gets from each decode step until then, on average.
     """
 
-    __slots__ = ("finish_step", "kind", "left", "number", "output_tokens", "per_step", "prompt_tokens")
+    __slots__ = (
+        "finish_step",
+        "first_step",
+        "kind",
+        "left",
+        "number",
+        "output_tokens",
+        "per_step",
+        "prompt_tokens",
+    )
 
     def __init__(self, number: int, prompt_tokens: int, output_tokens: int, kind: int) -> None:
         self.number = number
@@ -124,7 +134,12 @@ class SimulatedSequence:
         self.kind = kind
         self.left = max(1, prompt_tokens)
         self.per_step = 0.0
-        self.finish_step = 0
+        self.first_step = self.finish_step = 0
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that gave it tokens, once it has them all."""
+        return 1 + self.finish_step - self.first_step
 
 
 class Ended(NamedTuple):
@@ -257,6 +272,7 @@ class CalibratedReplica:
             if not sequence.left:
                 self._kv += 1
                 first_tokens.append(sequence)
+                sequence.first_step = sequence.finish_step = self.num_steps
                 if sequence.output_tokens > 1:
                     self._decode(sequence, sequence.output_tokens - 1)
                 else:

@@ -9,7 +9,7 @@ import heapq
 import math
 import random
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,10 +19,13 @@ import numpy.typing as npt
 from serving.config import SchedulerConfig
 from serving.core.lane import ReplicaInfo, Strategy
 from serving.core.request import ReplicaVerdict, RequestEnd, SchedulingRequest
+from serving.core.speculation.text_kind import TextKind
 from serving.scheduler.core import SchedulerCore
+from serving.scheduler.lane_costs import LaneCost
 from serving.simulation.calibrated import CalibratedReplica, LaneModel, SimulatedSequence
 from serving.simulation.lab import EXPIRY_TICK_S
 
+CORES = "the machine"
 PROGRESS_EVERY = 1_000  # requests that ended
 
 Floats = npt.NDArray[np.float64]
@@ -46,7 +49,8 @@ class ReplicaUse:
     """What a replica did, until the last request of all ended.
 
     Attributes:
-        busy_share: of that time, in which it was in a step: nearly all of it where somebody is always there.
+        busy_share: of that time, in which it was in a step: nearly all of it where somebody is always there. Of
+            shared cores, what it had of them.
         slots_share: of its slots, on the mean over that time, that served requests held.
     """
 
@@ -104,9 +108,13 @@ class PlannedLab:
             ended; `at_s` of the requests is then no matter.
         num_cells: schedulers; replicas are dealt out to them in turn, and a request goes to one by chance.
         seed: of that chance, and of how many drafts are accepted.
+        text_kinds: what the scheduler takes each kind of text for, of `Offered.kind`; what is beyond its end is open.
+        lane_costs: what the scheduler expects of lanes, for placement `adaptive`; None: what they do, but for
+            acceptance, which it has to learn.
+        shares_cores: all replicas take turns on the same cores; else each has its own.
 
     Raises:
-        ValueError: a cell would have no replica.
+        ValueError: a cell would have no replica, or replicas of several cells would share cores.
     """
 
     def __init__(
@@ -118,12 +126,20 @@ class PlannedLab:
         num_users: int | None = None,
         num_cells: int = 1,
         seed: int = 0,
+        text_kinds: Sequence[TextKind] = (),
+        lane_costs: Mapping[str, LaneCost] | None = None,
+        shares_cores: bool = False,
     ) -> None:
         lanes = [lane for lane, num_replicas in fleet for _ in range(num_replicas)]
         if not 1 <= num_cells <= len(lanes):
             raise ValueError(f"{num_cells} cells of {len(lanes)} replicas: each cell needs one at least")
+        if shares_cores and num_cells > 1:
+            raise ValueError(f"{num_cells} cells: replicas that share cores are in one")
         self._rng = random.Random(seed)
-        self._cores = [SchedulerCore(config) for _ in range(num_cells)]
+        if lane_costs is None:
+            lane_costs = {lane.name: LaneCost(lane.cost, lane.drafts_by_batch) for lane, _ in fleet}
+        self._cores = [SchedulerCore(config, lane_costs=lane_costs) for _ in range(num_cells)]
+        self._text_kinds = text_kinds
         self._lanes = lanes
         self._replicas = [CalibratedReplica(lane, self._rng) for lane in lanes]
         self._core_of = [self._cores[number % num_cells] for number in range(len(lanes))]
@@ -131,13 +147,17 @@ class PlannedLab:
         self._num_served = [0] * len(lanes)
         self._held_s = [0.0] * len(lanes)
         for number, lane in enumerate(lanes):
-            info = _replica_info(lane, number)
+            info = _replica_info(lane, number, CORES if shares_cores else "")
             self._number_of[info.replica_id] = number
             self._core_of[number].replica_ready(info)
-        # A heap of instants: when a stretch of the replica of that number ends, or, below 0, a cell's next tick.
-        # What a replica has meanwhile brought forward stays in it and is passed over.
+        # A heap of when stretches end, with the replica's number. What a replica has meanwhile brought forward stays
+        # in it and is passed over. Replicas have a clock of their own: on shared cores it is the time that each gets.
         self._due: list[tuple[float, int]] = []
+        self._ticks: list[tuple[float, int]] = []  # a heap of when cells look for overdue requests
         self._ticking: set[int] = set()
+        self._shares_cores = shares_cores
+        self._now_s = 0.0
+        self._replicas_s = 0.0  # their clock
 
         self._offered = offered
         self._arrived_at_s = array("d", (request.at_s for request in offered))
@@ -160,22 +180,26 @@ class PlannedLab:
         """
         self._watch = watch or self._watch
         num_requests = len(self._offered)
-        now_s, num_arrived, due = 0.0, 0, self._due
+        num_arrived = 0
         next_news = PROGRESS_EVERY
         was_given_up = False
         while num_arrived < num_requests or self._num_ended < num_requests:
             arrives_at_s = self._next_arrival_s(num_arrived)
-            if due and due[0][0] <= arrives_at_s:
-                now_s, number = heapq.heappop(due)
-                if number < 0:
-                    self._tick(-number - 1, now_s)
-                elif self._replicas[number].ends_at_s == now_s:
-                    self._end_stretch(number, now_s)
+            ends_at_s = self._next_end_s()
+            ticks_at_s = self._ticks[0][0] if self._ticks else math.inf
+            if ends_at_s <= min(arrives_at_s, ticks_at_s):
+                self._now_s = ends_at_s
+                self._replicas_s, number = heapq.heappop(self._due)
+                if self._replicas[number].ends_at_s == self._replicas_s:
+                    self._end_stretch(number, ends_at_s)
+            elif ticks_at_s <= arrives_at_s:
+                self._pass_until(ticks_at_s)
+                self._tick(heapq.heappop(self._ticks)[1], ticks_at_s)
             else:
-                now_s = arrives_at_s
+                self._pass_until(arrives_at_s)
                 if self._users_free_at_s is not None:
                     self._arrived_at_s[num_arrived] = heapq.heappop(self._users_free_at_s)
-                self._arrive(num_arrived, now_s)
+                self._arrive(num_arrived, arrives_at_s)
                 num_arrived += 1
             if self._num_ended >= next_news:
                 next_news += PROGRESS_EVERY
@@ -183,7 +207,28 @@ class PlannedLab:
                 if self._watch.is_lost():
                     was_given_up = True
                     break
-        return self._result(now_s, was_given_up)
+        return self._result(self._now_s, was_given_up)
+
+    def _turns(self) -> int:
+        """How many replicas take turns now: so much slower is the clock of each."""
+        if not self._shares_cores:
+            return 1
+        return max(1, sum(replica.ends_at_s is not None for replica in self._replicas))
+
+    def _next_end_s(self) -> float:
+        if not self._due:
+            return math.inf
+        ends_at_s = self._due[0][0]
+        if not self._shares_cores:
+            return ends_at_s
+        return self._now_s + max(0.0, ends_at_s - self._replicas_s) * self._turns()
+
+    def _pass_until(self, now_s: float) -> None:
+        if self._shares_cores:
+            self._replicas_s += (now_s - self._now_s) / self._turns()
+        else:
+            self._replicas_s = now_s
+        self._now_s = now_s
 
     def _next_arrival_s(self, num_arrived: int) -> float:
         if num_arrived == len(self._offered):
@@ -196,12 +241,14 @@ class PlannedLab:
         request = self._offered[number]
         cell = self._rng.randrange(len(self._cores)) if len(self._cores) > 1 else 0
         core = self._cores[cell]
-        asked = SchedulingRequest(str(number), None, request.prompt_tokens, request.output_tokens)
+        kinds = self._text_kinds
+        kind = kinds[request.kind] if request.kind < len(kinds) else TextKind.OPEN
+        asked = SchedulingRequest(str(number), None, request.prompt_tokens, request.output_tokens, kind=kind)
         if core.submit(asked, now_s) is None:
             self._dispatch(core, now_s, set())
             if core.num_waiting and cell not in self._ticking:
                 self._ticking.add(cell)
-                heapq.heappush(self._due, (now_s + EXPIRY_TICK_S, -cell - 1))
+                heapq.heappush(self._ticks, (now_s + EXPIRY_TICK_S, cell))
         else:
             self._refuse(number, now_s)
 
@@ -221,17 +268,18 @@ class PlannedLab:
             self._num_served[place] += 1
             ends_at_s = replica.ends_at_s
             replica.join(
-                SimulatedSequence(number, request.prompt_tokens, request.output_tokens, request.kind), now_s
+                SimulatedSequence(number, request.prompt_tokens, request.output_tokens, request.kind),
+                self._replicas_s,
             )
             if ends_at_s is None:
                 idle.add(place)
             elif replica.ends_at_s is not None and replica.ends_at_s < ends_at_s:
                 heapq.heappush(self._due, (replica.ends_at_s, place))
         for place in idle:
-            self._start(place, now_s)
+            self._start(place)
 
-    def _start(self, place: int, now_s: float) -> None:
-        if (ends_at_s := self._replicas[place].start(now_s)) is not None:
+    def _start(self, place: int) -> None:
+        if (ends_at_s := self._replicas[place].start(self._replicas_s)) is not None:
             heapq.heappush(self._due, (ends_at_s, place))
 
     def _end_stretch(self, place: int, now_s: float) -> None:
@@ -245,7 +293,7 @@ class PlannedLab:
         if core.num_waiting:
             self._dispatch(core, now_s, {place})
         else:
-            self._start(place, now_s)
+            self._start(place)
 
     def _finish(self, core: SchedulerCore, sequence: SimulatedSequence, now_s: float) -> None:
         number = sequence.number
@@ -257,7 +305,11 @@ class PlannedLab:
         self._tpot_s[number] = (now_s - first_at_s) / more if more else 0.0
         first_token_s = first_at_s - self._granted_at_s[number]
         core.release(
-            str(number), now_s, RequestEnd(ReplicaVerdict.HEALTHY, first_token_s, sequence.output_tokens)
+            str(number),
+            now_s,
+            RequestEnd(
+                ReplicaVerdict.HEALTHY, first_token_s, sequence.output_tokens, num_steps=sequence.num_steps
+            ),
         )
         self._note(number, now_s)
 
@@ -277,7 +329,7 @@ class PlannedLab:
         for waiting, _ in core.expire(now_s):
             self._refuse(int(waiting.request.request_id), now_s)
         if core.num_waiting:
-            heapq.heappush(self._due, (now_s + EXPIRY_TICK_S, -cell - 1))
+            heapq.heappush(self._ticks, (now_s + EXPIRY_TICK_S, cell))
         else:
             self._ticking.discard(cell)
 
@@ -306,7 +358,7 @@ class PlannedLab:
         )
 
 
-def _replica_info(lane: LaneModel, number: int) -> ReplicaInfo:
+def _replica_info(lane: LaneModel, number: int, cores: str) -> ReplicaInfo:
     replica_id = f"{lane.name}-{number}"
     drafts = any(lane.drafts_by_batch)
     return ReplicaInfo(
@@ -316,4 +368,5 @@ def _replica_info(lane: LaneModel, number: int) -> ReplicaInfo:
         url=f"http://{replica_id}.invalid",
         max_running=lane.max_num_seqs,
         takes_unpinned=True,
+        cores=cores,
     )

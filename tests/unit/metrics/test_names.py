@@ -14,7 +14,10 @@ from serving.metrics import registry as make
 from serving.metrics.names import LATENCY_BUCKETS_S, METRICS, Metric
 
 # `tenant` is capped by serving/metrics/tenant_label.py; a workload is one of the load tool's own.
-CLOSED_SETS = {"lane", "replica", "outcome", "reason", "band", "tenant", "result", "figure", "workload"}
+# A kind is one of `TextKind`, a bin one of ten.
+CLOSED_SETS = {
+    "lane", "replica", "outcome", "reason", "band", "tenant", "result", "figure", "workload", "kind", "why", "bin",
+}  # fmt: skip
 
 
 def test_names_are_distinct() -> None:

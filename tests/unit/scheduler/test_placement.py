@@ -15,8 +15,8 @@ from serving.scheduler.placement import (
     PrefixAffinity,
     ReplicaState,
     may_serve,
-    placement_policy,
 )
+from serving.scheduler.placements import placement_policy
 from serving.scheduler.queue import Eligibility
 from tests.unit.scheduler.examples import loaded, replica, request
 
@@ -48,7 +48,7 @@ def rng(seed: int = 0) -> random.Random:
 
 @pytest.mark.parametrize("name", PLACEMENTS)
 def test_each_name_is_that_of_a_policy_of_its_own(name: str) -> None:
-    policy = placement_policy(SchedulerConfig.model_validate({"placement": name}), rng())
+    policy = placement_policy(SchedulerConfig.model_validate({"placement": name, "profile": "p"}), rng(), {})
     assert (type(policy).__doc__ or "").startswith(f"`{name}`")
 
 

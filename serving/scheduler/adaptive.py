@@ -1,0 +1,433 @@
+"""`adaptive`: the lane that is expected to give most tokens a second with the request on it. No clock, no I/O.
+
+**Score.** A replica of b sequences gives the sum of their tokens per step over the time of a step. Its score is what
+the request adds to that: what it gets, less what those that run there lose by the longer step.
+
+**Shared cores.** Replicas on the same cores take turns: of m that are busy each has an m-th of the time. Two
+half-full batches that take turns give less than the better of them full, so on shared cores the question is which lane all
+should be on: its replica is judged as if all who could be there were, though today they run elsewhere. Judged by
+today's batches, a lane that is worse by now would keep all requests for ever, because the first one to leave halves
+everybody's time. For the same reason a request waits where the better lane is full, and does not take the other one.
+
+**Hysteresis.** The lane that was chosen last for that kind of text, or on shared cores the one on which most run,
+is left only for one that is better by the margin: of what the request adds, or on shared cores of all they give.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from serving.core.choice import Choice, LaneScore, Why
+from serving.core.lane import ReplicaInfo
+from serving.core.request import Lease, RequestEnd, SchedulingRequest
+from serving.core.speculation.estimator import AcceptanceEstimator, DraftOutcome
+from serving.core.speculation.reliability import Reliability
+from serving.core.speculation.text_kind import TextKind
+from serving.scheduler.lane_costs import LaneCost
+from serving.scheduler.placement import LeastOutstanding, PlacementPolicy, ReplicaState
+
+KEEP_CHOICES = 20
+MAX_REMEMBERED = 1_000  # a client can invent tenants without end
+ANY_TENANT = ""  # no tenant has this name: what is expected of its requests is what is expected of the kind
+
+
+@dataclass(slots=True)
+class _Sequences:
+    """Sequences by kind of text, and the positions of all in the KV cache, half of their answers included."""
+
+    by_kind: Counter[TextKind] = field(default_factory=Counter)
+    kv_tokens: float = 0.0
+
+    def add(self, other: _Sequences, sign: int = 1) -> None:
+        for kind, count in other.by_kind.items():
+            self.by_kind[kind] += sign * count
+        self.kv_tokens += sign * other.kv_tokens
+
+    @property
+    def count(self) -> int:
+        return self.by_kind.total()
+
+
+@dataclass(slots=True)
+class _Replica:
+    """What runs on a replica: what may run on other lanes as well, and what may not."""
+
+    info: ReplicaInfo
+    free: _Sequences = field(default_factory=_Sequences)
+    bound: _Sequences = field(default_factory=_Sequences)
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    replica_id: str
+    lane: str
+    kind: TextKind
+    tenant: str
+    num_sequences: int
+    sequences: _Sequences
+    is_free: bool
+    num_drafts: int  # k when it came
+    predicted: float  # acceptance rate
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    state: ReplicaState
+    score: LaneScore
+
+
+@dataclass(slots=True)
+class AcceptedTokens:
+    """Of finished streams of a lane and kind: as predicted when they were placed, and as observed."""
+
+    predicted: float = 0.0
+    observed: int = 0
+
+
+class Adaptive(PlacementPolicy):
+    """`adaptive`: the lane that is expected to give most tokens a second with the request on it; see the module.
+
+    Args:
+        lane_costs: of each lane that takes requests which pin none.
+        margin: by which another lane must be better than the one that is kept; a share.
+
+    Attributes:
+        choices: how many, by lane, kind of text and what decided.
+        last_choices: the newest last.
+        accepted: by lane and kind of text.
+        reliability: by lane; each request in the bin of its predicted acceptance.
+    """
+
+    def __init__(self, lane_costs: Mapping[str, LaneCost], margin: float, rng: random.Random) -> None:
+        self._costs = lane_costs
+        self._margin = margin
+        self._least = LeastOutstanding(rng)
+        priors = {
+            (lane, kind): rates for lane, cost in lane_costs.items() for kind, rates in cost.priors.items()
+        }
+        self._estimator = AcceptanceEstimator(priors)
+        self._replicas: dict[str, _Replica] = {}
+        self._on_cores: dict[str, dict[str, _Replica]] = {}
+        self._running: dict[str, _Running] = {}
+        self._last_lane: dict[tuple[str, TextKind], str] = {}
+        self._choice: Choice | None = None
+        self._tokens_per_step: dict[tuple[str, TextKind, str, int], float] = {}  # until something is learnt
+        self.choices: Counter[tuple[str, TextKind, Why]] = Counter()
+        self.last_choices: deque[Choice] = deque(maxlen=KEEP_CHOICES)
+        self.accepted: dict[tuple[str, TextKind], AcceptedTokens] = {}
+        self.reliability: dict[str, Reliability] = {}
+
+    # What runs where
+
+    def join(self, info: ReplicaInfo) -> None:
+        if info.takes_unpinned and info.lane not in self._costs:
+            raise ValueError(
+                f"lane {info.lane!r} takes requests that pin none, and nothing is known of its cost"
+            )
+        self.forget(info.replica_id)
+        replica = self._replicas[info.replica_id] = _Replica(info)
+        self._on_cores.setdefault(_cores(info), {})[info.replica_id] = replica
+        for running in self._running.values():  # of one that was gone for a while
+            if running.replica_id == info.replica_id:
+                _part(replica, running).add(running.sequences)
+
+    def forget(self, replica_id: str) -> None:
+        if replica := self._replicas.pop(replica_id, None):
+            del self._on_cores[_cores(replica.info)][replica_id]
+            if not self._on_cores[_cores(replica.info)]:
+                del self._on_cores[_cores(replica.info)]
+
+    def placed(self, request: SchedulingRequest, info: ReplicaInfo) -> None:
+        cost = self._costs.get(info.lane)
+        replica = self._replicas[info.replica_id]
+        batch = replica.free.count + replica.bound.count + request.num_sequences
+        num_drafts = cost.num_drafts(batch) if cost else 0
+        expected = self._estimator.expect(info.lane, request.kind, request.tenant, num_drafts)
+        running = _Running(
+            info.replica_id,
+            info.lane,
+            request.kind,
+            request.tenant,
+            request.num_sequences,
+            _sequences_of(request),
+            request.lane is None and not request.needs_plain_decoding,
+            num_drafts,
+            expected.acceptance_rate,
+        )
+        self._running[request.request_id] = running
+        _part(replica, running).add(running.sequences)
+
+    def adopted(self, lease: Lease) -> None:
+        """Of what kind it is, whose, and how long, no lease says."""
+        replica = self._replicas.get(lease.replica_id)
+        sequences = _Sequences(Counter({TextKind.OPEN: lease.num_sequences}), lease.reserved_tokens / 2)
+        running = _Running(
+            lease.replica_id,
+            replica.info.lane if replica else "",
+            TextKind.OPEN,
+            ANY_TENANT,
+            lease.num_sequences,
+            sequences,
+            is_free=False,
+            num_drafts=0,
+            predicted=0.0,
+        )
+        self._running[lease.request_id] = running
+        if replica is not None:
+            _part(replica, running).add(sequences)
+
+    def ended(self, request_id: str, end: RequestEnd) -> None:
+        running = self._running.pop(request_id, None)
+        if running is None:
+            return
+        replica = self._replicas.get(running.replica_id)
+        if replica is not None:
+            self._learn(running, end, replica)
+            part = _part(replica, running)
+            part.add(running.sequences, -1)
+            if part.count == 0:
+                part.kv_tokens = 0.0  # what rounding left
+
+    def _learn(self, running: _Running, end: RequestEnd, replica: _Replica) -> None:
+        """What its steps say of its drafts: all after the first, which gives a token without any.
+
+        Where k changes with the batch, only of a request that came and left at the same k.
+        """
+        cost, k = self._costs.get(running.lane), running.num_drafts
+        if not k or cost is None or k != cost.num_drafts(replica.free.count + replica.bound.count):
+            return
+        if end.num_steps is None or end.output_tokens is None:
+            return
+        steps, tokens = end.num_steps - running.num_sequences, end.output_tokens - running.num_sequences
+        if steps < 1:
+            return
+        # Chunks that were merged on the way would be more than a step can give.
+        accepted = min(max(tokens - steps, 0), k * steps)
+        outcome = DraftOutcome.of_counts(steps, accepted, k)
+        self._estimator.learn(running.lane, running.kind, running.tenant, outcome)
+        self._tokens_per_step.clear()
+        sums = self.accepted.setdefault((running.lane, running.kind), AcceptedTokens())
+        sums.predicted += running.predicted * k * steps
+        sums.observed += accepted
+        self.reliability.setdefault(running.lane, Reliability()).add(running.predicted, accepted, k * steps)
+
+    # The choice
+
+    def choose(self, request: SchedulingRequest, candidates: Sequence[ReplicaState]) -> ReplicaState:
+        self._choice = None
+        if request.lane is not None:
+            return self._least.choose(request, candidates)
+        arriving = _sequences_of(request)
+        scored: list[_Scored] = []
+        winners: list[_Scored] = []
+        was_kept = False
+        for group in _by_cores(candidates).values():
+            options = self._scored(request, arriving, group)
+            winner, is_kept = self._of_cores(options, request)
+            scored += options
+            winners.append(winner)
+            was_kept = was_kept or is_kept
+        if len(winners) > 1:
+            last_lane = self._last_lane.get((request.model, request.kind))
+            best = self._best(winners, request)
+            kept = [winner for winner in winners if winner.score.lane == last_lane]
+            chosen = self._best(kept, request) if kept else best
+            if best.score.score > chosen.score.score + self._margin * abs(best.score.score):
+                chosen = best
+            was_kept = chosen.score.score < best.score.score
+        else:
+            (chosen,) = winners
+        self._note(request, scored, chosen, was_kept)
+        return chosen.state
+
+    def would_wait(
+        self,
+        request: SchedulingRequest,
+        candidates: Sequence[ReplicaState],
+        full: Callable[[], Sequence[ReplicaState]],
+    ) -> bool:
+        """On all cores that have room the better lane is one that is full: the other would take its time away."""
+        if request.lane is not None or not all(candidate.info.cores for candidate in candidates):
+            return False
+        full_there = _by_cores(full())
+        arriving = _sequences_of(request)
+        for cores, group in _by_cores(candidates).items():
+            waited_for = full_there.get(cores)
+            if waited_for is None:
+                return False
+            winner, _ = self._of_cores(self._scored(request, arriving, [*group, *waited_for]), request)
+            if winner.state in group:
+                return False
+        return True
+
+    def explain(self) -> Choice | None:
+        return self._choice
+
+    def _of_cores(self, options: list[_Scored], request: SchedulingRequest) -> tuple[_Scored, bool]:
+        """The best replica of those on the same cores, and whether a better one was passed over."""
+        best = self._best(options, request)
+        if len({option.score.lane for option in options}) == 1:
+            return best, False
+        on_lane: Counter[str] = Counter()
+        for replica in self._sharing(best.state.info):
+            if _is_alike(replica.info, best.state.info):
+                on_lane[replica.info.lane] += replica.free.count
+        most = max(on_lane.values())
+        # Where nothing runs nothing is gained by staying.
+        held = [option for option in options if most and on_lane[option.score.lane] == most]
+        if held:
+            kept = self._best(held, request)
+            if best.score.tokens_per_s <= kept.score.tokens_per_s * (1 + self._margin):
+                return kept, kept.score.score < best.score.score
+        return best, False
+
+    def _best(self, options: Sequence[_Scored], request: SchedulingRequest) -> _Scored:
+        highest = max(option.score.score for option in options)
+        equals = {option.state.info.replica_id: option for option in options if option.score.score == highest}
+        state = self._least.choose(request, [option.state for option in equals.values()])
+        return equals[state.info.replica_id]
+
+    def _note(
+        self, request: SchedulingRequest, scored: Sequence[_Scored], chosen: _Scored, was_kept: bool
+    ) -> None:
+        best_of_lane: dict[str, LaneScore] = {chosen.score.lane: chosen.score}
+        for option in scored:
+            lane = option.score.lane
+            if lane != chosen.score.lane and (
+                lane not in best_of_lane or option.score.score > best_of_lane[lane].score
+            ):
+                best_of_lane[lane] = option.score
+        if len(best_of_lane) == 1:
+            why = Why.ONLY_CHOICE
+        else:
+            self._last_lane[request.model, request.kind] = chosen.score.lane
+            why = Why.KEPT if was_kept else Why.SCORE
+        scores = sorted(best_of_lane.values(), key=lambda each: each.score, reverse=True)
+        self._choice = Choice(chosen.score.lane, request.kind, why, tuple(scores))
+        self.choices[chosen.score.lane, request.kind, why] += 1
+        self.last_choices.append(self._choice)
+
+    # Scores
+
+    def _scored(
+        self, request: SchedulingRequest, arriving: _Sequences, group: Sequence[ReplicaState]
+    ) -> list[_Scored]:
+        """Replicas on the same cores: with the request on each, over the best that they could give without it."""
+        without = max(self._picture(self._replicas[state.info.replica_id], None, None)[0] for state in group)
+        scored = []
+        for state in group:
+            replica = self._replicas[state.info.replica_id]
+            tokens_per_s, there, num_sharing = self._picture(replica, arriving, request)
+            batch = there.count
+            k = self._costs[state.info.lane].num_drafts(batch)
+            scored.append(
+                _Scored(
+                    state,
+                    LaneScore(
+                        state.info.lane,
+                        state.info.replica_id,
+                        tokens_per_s - without,
+                        tokens_per_s,
+                        batch,
+                        there.kv_tokens / batch,
+                        k,
+                        self._expected(state.info.lane, request.kind, request.tenant, k),
+                        num_sharing,
+                    ),
+                )
+            )
+        return scored
+
+    def _picture(
+        self, target: _Replica, arriving: _Sequences | None, request: SchedulingRequest | None
+    ) -> tuple[float, _Sequences, int]:
+        """All that may be on the target's lane are on the target: tokens/s of its cores, who is there, how many
+        replicas take turns."""
+        there = _Sequences()
+        tokens_per_s = 0.0
+        num_busy = 0
+        for replica in self._sharing(target.info):
+            elsewhere = _Sequences()
+            elsewhere.add(replica.bound)
+            if _is_alike(replica.info, target.info):
+                there.add(replica.free)
+            else:
+                elsewhere.add(replica.free)
+            if replica is target:
+                there.add(elsewhere)
+            elif elsewhere.count:
+                num_busy += 1
+                tokens_per_s += self._tokens_per_s(replica.info, elsewhere)
+        if arriving is not None:
+            there.add(arriving)
+        if there.count:
+            num_busy += 1
+            tokens_per_s += self._tokens_per_s(target.info, there, request)
+        return tokens_per_s / max(1, num_busy), there, num_busy
+
+    def _tokens_per_s(
+        self, info: ReplicaInfo, sequences: _Sequences, request: SchedulingRequest | None = None
+    ) -> float:
+        """Of a replica with those sequences, alone on its cores; `request` is one of them."""
+        cost = self._costs.get(info.lane)
+        if cost is None:  # it takes pinned requests alone, and nobody measured it
+            return 0.0
+        count = sequences.count
+        # More than its slots take turns in them.
+        batch = min(count, info.max_running)
+        k = cost.num_drafts(batch)
+        tokens = shares = 0.0
+        for kind, num_sequences in sequences.by_kind.items():
+            tokens += num_sequences * self._expected(info.lane, kind, ANY_TENANT, k)
+            shares += num_sequences * cost.share(kind)
+        if request is not None:
+            of_tenant = self._expected(info.lane, request.kind, request.tenant, k)
+            of_kind = self._expected(info.lane, request.kind, ANY_TENANT, k)
+            tokens += request.num_sequences * (of_tenant - of_kind)
+        step_s = cost.cost.decode_step_s(batch, sequences.kv_tokens / count, k, shares / count)
+        return tokens * batch / count / step_s
+
+    def _expected(self, lane: str, kind: TextKind, tenant: str, num_drafts: int) -> float:
+        """Tokens of a step for one sequence."""
+        if not num_drafts:
+            return 1.0
+        key = (lane, kind, tenant, num_drafts)
+        if key not in self._tokens_per_step:
+            if len(self._tokens_per_step) >= MAX_REMEMBERED:
+                self._tokens_per_step.clear()
+            self._tokens_per_step[key] = self._estimator.expect(
+                lane, kind, tenant, num_drafts
+            ).tokens_per_step
+        return self._tokens_per_step[key]
+
+    def _sharing(self, info: ReplicaInfo) -> Iterable[_Replica]:
+        return self._on_cores[_cores(info)].values()
+
+
+def _sequences_of(request: SchedulingRequest) -> _Sequences:
+    context = request.prompt_tokens + (request.predicted_output_tokens or request.max_output_tokens) / 2
+    return _Sequences(Counter({request.kind: request.num_sequences}), context)
+
+
+def _part(replica: _Replica, running: _Running) -> _Sequences:
+    return replica.free if running.is_free else replica.bound
+
+
+def _cores(info: ReplicaInfo) -> str:
+    """What it computes on, as a key; one that shares with nobody is its own."""
+    return info.cores or f"replica {info.replica_id}"
+
+
+def _by_cores(states: Iterable[ReplicaState]) -> dict[str, list[ReplicaState]]:
+    by_cores: dict[str, list[ReplicaState]] = {}
+    for state in states:
+        by_cores.setdefault(_cores(state.info), []).append(state)
+    return by_cores
+
+
+def _is_alike(one: ReplicaInfo, other: ReplicaInfo) -> bool:
+    """Whether both take the same requests that pin no lane."""
+    return one.takes_unpinned and other.takes_unpinned and one.model == other.model
