@@ -74,10 +74,10 @@ class Objective:
 
 
 def objectives(ttft_limit_s: float, relaxed_tpot_s: float, fast_tpot_s: float) -> tuple[Objective, ...]:
-    """Those that every run is judged by: a relaxed one, a fast one, and copies fast beside relaxed stories."""
+    """Those of the study: a relaxed one, a fast one, and fast copies beside relaxed stories."""
 
     def slo(tpot_s: float) -> Slo:
-        return parse_slo(f"ttft<{ttft_limit_s:g}s,tpot<{1000 * tpot_s:.3g}ms")
+        return parse_slo(f"ttft<{ttft_limit_s:g}s,tpot<{1000 * tpot_s:.4g}ms")
 
     relaxed, fast = slo(relaxed_tpot_s), slo(fast_tpot_s)
     return (

@@ -24,7 +24,8 @@ def offered_load(capacity_rps: float, step_s: float) -> OpenLoop:
         RateSegment(step_s, level * capacity_rps, level * capacity_rps) for level in rise_and_fall()
     )
     return OpenLoop(
-        steps, name=f"rise and fall {LEVELS[0]:g} to {LEVELS[-1]:g} of {capacity_rps:.3g} req/s, {step_s:g} s each"
+        steps,
+        name=f"rise and fall {LEVELS[0]:g} to {LEVELS[-1]:g} of {capacity_rps:.3g} req/s, {step_s:g} s each",
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -20,19 +20,21 @@ from serving.calibration.profile import LaneProfile
 from serving.config import SchedulerConfig
 from serving.core.speculation.acceptance import Rates, extended, tokens_per_step
 from serving.core.speculation.cost_model import Lengths, Outlook
+from serving.core.speculation.text_kind import TextKind
 from serving.progress import Say
 from serving.simulation.calibrated import LaneModel, same_drafts, table_drafts
 from serving.simulation.planned_lab import Offered, PlannedLab, PlannedRun
 
 PROFILES_DIR = Path(__file__).parent / "profiles"
 PLAIN_LANE, DRAFTING_LANE = "batched", "speculative"  # of each profile
+TEXT_KINDS = (TextKind.COPY, TextKind.OPEN)  # what the gateway takes them for
 NO_DRAFTS = (0,) * len(KINDS)
 MIX = TextMix(KINDS, (1 / len(KINDS),) * len(KINDS))
 SPREAD = 0.4  # of the logarithm of lengths
-NUM_REPLICAS = 2
 TPOT_RESERVE = 0.2  # between what slots are set for and the objective: answers differ in how they are guessed
 FAST_SHARE = 0.25  # of the plain lane's slots: TPOT with so many taken is what the fast objective wants
-WAIT_SHARE = 0.5  # of the limit on TTFT: who waits longer is refused, so that those who are served can keep it
+ROUNDING = 1e-3  # of a limit, whose text has four digits
+WAIT_SHARE = 0.5  # of the limit on TTFT: who waits longer is refused, so that who is served can keep it
 
 Fleet = list[tuple[LaneModel, int]]
 Drafts = tuple[int, ...]  # k of each kind of text
@@ -48,6 +50,9 @@ class Hardware:
         lengths: mean tokens of prompts and answers.
         ttft_limit_s: of the objective.
         step_s: how long each level of load is offered; many times as long as a request takes.
+        num_machines: each runs one engine, or, where the engines share its cores, one of each lane.
+        shares_cores: adaptive placement chooses between engines that take turns on one machine; else half of the
+            machines run each lane.
     """
 
     name: str
@@ -55,25 +60,27 @@ class Hardware:
     lengths: Lengths
     ttft_limit_s: float
     step_s: float
+    num_machines: int
+    shares_cores: bool = False
 
     @property
     def profile_file(self) -> Path:
         return PROFILES_DIR / f"{self.name}.json"
 
 
-HARDWARE = {
-    hardware.name: hardware
-    for hardware in (
-        Hardware("cpu-2-cores", "2-core CPU, a 135M model, EAGLE-3 head", Lengths(90, 48), 2.0, 40.0),
-        Hardware("h200", "H200, an 8B model, EAGLE-3 head", Lengths(256, 192), 1.0, 12.0),
-        Hardware("costly-draft", "H200, an 8B model, a 1B model as draft", Lengths(256, 192), 1.0, 12.0),
-    )
-}
+_CPU = Hardware(
+    "cpu-2-cores", "2-core CPU, a 135M model, EAGLE-3 head", Lengths(90, 48), 2.0, 40.0, 1, shares_cores=True
+)
+_H200 = Hardware("h200", "2 x H200, an 8B model, EAGLE-3 head", Lengths(256, 192), 1.0, 8.0, 2)
+_COSTLY = Hardware(
+    "costly-draft", "2 x H200, an 8B model, a 1B model as draft", Lengths(256, 192), 1.0, 12.0, 2
+)
+HARDWARE = {hardware.name: hardware for hardware in (_CPU, _H200, _COSTLY)}
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is studied on one hardware.
+    """What is studied on one hardware under one objective.
 
     Attributes:
         fleets: the replicas of each arm.
@@ -81,25 +88,31 @@ class Setting:
     """
 
     hardware: Hardware
-    objectives: tuple[Objective, ...]
+    objective: Objective
     fleets: Mapping[str, Fleet]
     capacity_rps: float
 
 
-def setting(hardware: Hardware) -> Setting:
-    """Objectives, fleets and capacity, by the cost model.
+def objectives_of(hardware: Hardware) -> tuple[Objective, ...]:
+    """Relaxed is the TPOT that plain decoding needs with all of its slots taken, and `TPOT_RESERVE` more; fast that
+    with `FAST_SHARE` of them taken, and as much more."""
+    plain = profiles.load(hardware.profile_file).lane(PLAIN_LANE)
+    relaxed_s, fast_s = (
+        (1 + TPOT_RESERVE) * max(tpots_s(plain, batch, hardware.lengths, NO_DRAFTS))
+        for batch in (plain.max_num_seqs, max(1, round(FAST_SHARE * plain.max_num_seqs)))
+    )
+    return objectives(hardware.ttft_limit_s, relaxed_s, fast_s)
 
-    Relaxed is the TPOT that plain decoding needs with all of its slots taken, and `TPOT_RESERVE` more; fast that with
-    `FAST_SHARE` of them taken, and as much more. Each lane has as many slots as keep all kinds of text within the
-    relaxed limit less the reserve, as somebody would set it who runs that lane alone.
+
+def setting(hardware: Hardware, objective: Objective) -> Setting:
+    """Fleets and capacity, by the cost model.
+
+    Each lane has as many slots as keep all kinds of text within the objective's TPOT less `TPOT_RESERVE`, as
+    somebody would set it who runs that lane alone for this objective.
     """
     profile, lengths = profiles.load(hardware.profile_file), hardware.lengths
     plain, drafting = profile.lane(PLAIN_LANE), profile.lane(DRAFTING_LANE)
     context = lengths.prompt_tokens + lengths.output_tokens / 2
-    full_s, fast_s = (
-        slowest_tpot_s(plain, batch, lengths, NO_DRAFTS)
-        for batch in (plain.max_num_seqs, max(1, round(FAST_SHARE * plain.max_num_seqs)))
-    )
     table = table_drafts(
         drafting.cost_model.batch_table(
             context,
@@ -111,8 +124,12 @@ def setting(hardware: Hardware) -> Setting:
         drafting.max_num_seqs,
     )
     no_drafts, all_drafts = (same_drafts(lane.num_drafts, lane.max_num_seqs) for lane in (plain, drafting))
+    limits_s = [
+        min(limit.limit_s for limit in slo.limits if limit.metric == "tpot") / (1 + TPOT_RESERVE)
+        for slo in objective.of_kinds
+    ]
     models = {
-        arm: lane_model(lane, drafts, with_slots(lane, lengths, drafts, full_s))
+        arm: lane_model(lane, drafts, slots_within(lane, lengths, drafts, limits_s))
         for arm, lane, drafts in (
             (BATCHED, plain, (no_drafts,) * len(KINDS)),
             (SPECULATIVE, drafting, (all_drafts,) * len(KINDS)),
@@ -120,17 +137,18 @@ def setting(hardware: Hardware) -> Setting:
             (PLUG_IN, drafting, drafts_of_kinds(drafting, context)),
         )
     }
-    half = NUM_REPLICAS // 2
     capacity_rps = max(
         outlook(lane, models[arm].max_num_seqs, lengths, (lane.num_drafts,) * len(KINDS)).tokens_per_s
         for arm, lane in ((BATCHED, plain), (SPECULATIVE, drafting))
     )
+    count = hardware.num_machines
+    each = count if hardware.shares_cores else count // 2
     return Setting(
         hardware,
-        objectives(hardware.ttft_limit_s, (1 + TPOT_RESERVE) * full_s, (1 + TPOT_RESERVE) * fast_s),
-        {arm: [(model, NUM_REPLICAS)] for arm, model in models.items()}
-        | {PLACEMENT: [(models[BATCHED], NUM_REPLICAS - half), (models[SPECULATIVE], half)]},
-        NUM_REPLICAS * capacity_rps / lengths.output_tokens,
+        objective,
+        {arm: [(model, count)] for arm, model in models.items()}
+        | {PLACEMENT: [(models[BATCHED], each), (models[SPECULATIVE], each)]},
+        count * capacity_rps / lengths.output_tokens,
     )
 
 
@@ -153,16 +171,18 @@ def lane_model(lane: LaneProfile, drafts_of_kinds: Sequence[Drafts], max_num_seq
     )
 
 
-def with_slots(
-    lane: LaneProfile, lengths: Lengths, drafts_of_kinds: Sequence[Drafts], tpot_limit_s: float
+def slots_within(
+    lane: LaneProfile, lengths: Lengths, drafts_of_kinds: Sequence[Drafts], limits_s: Sequence[float]
 ) -> int:
-    """As many slots as keep every kind of text within the limit; 1 where not even one does."""
-    kept = (
-        batch
-        for batch in range(1, lane.max_num_seqs + 1)
-        if slowest_tpot_s(lane, batch, lengths, tuple(own[batch] for own in drafts_of_kinds)) <= tpot_limit_s
-    )
-    return max(kept, default=1)
+    """As many slots as keep each kind's TPOT within its limit; 1 where not even one does."""
+
+    def holds(batch: int) -> bool:
+        found_s = tpots_s(lane, batch, lengths, tuple(own[batch] for own in drafts_of_kinds))
+        return all(
+            tpot_s <= limit_s * (1 + ROUNDING) for tpot_s, limit_s in zip(found_s, limits_s, strict=True)
+        )
+
+    return max(filter(holds, range(1, lane.max_num_seqs + 1)), default=1)
 
 
 def outlook(lane: LaneProfile, batch: int, lengths: Lengths, drafts: Drafts) -> Outlook:
@@ -174,10 +194,12 @@ def outlook(lane: LaneProfile, batch: int, lengths: Lengths, drafts: Drafts) -> 
     return lane.cost_model.serve(batch, lengths, *_of_mean_row(lane, drafts))
 
 
-def slowest_tpot_s(lane: LaneProfile, batch: int, lengths: Lengths, drafts: Drafts) -> float:
-    """TPOT then of the kind that gets the fewest tokens from a step."""
-    fewest = min(tokens_per_step(extended(rates, k)) for rates, k in zip(_rates(lane), drafts, strict=True))
-    return outlook(lane, batch, lengths, drafts).step_s / fewest
+def tpots_s(lane: LaneProfile, batch: int, lengths: Lengths, drafts: Drafts) -> list[float]:
+    """TPOT of each kind then."""
+    step_s = outlook(lane, batch, lengths, drafts).step_s
+    return [
+        step_s / tokens_per_step(extended(rates, k)) for rates, k in zip(_rates(lane), drafts, strict=True)
+    ]
 
 
 def drafts_of_kinds(lane: LaneProfile, context_tokens: float) -> tuple[Drafts, ...]:
@@ -186,14 +208,18 @@ def drafts_of_kinds(lane: LaneProfile, context_tokens: float) -> tuple[Drafts, .
     As if the plug-in knew each row's acceptance from its first step on, of a batch with as many rows of each kind.
     """
 
+    def tokens_per_s(batch: int, drafts: Drafts) -> float:
+        longest, rates, draft_share = _of_mean_row(lane, drafts)
+        step_s = lane.cost_model.step_time.step_s(batch * (1 + longest * draft_share), batch * context_tokens)
+        # A pass holds those rows only whose drafts are that long.
+        rows = batch * fmean(drafts) / longest if longest else 0.0
+        step_s += lane.cost_model.draft_cost.draft_s(longest, rows)
+        return batch * tokens_per_step(rates) / step_s
+
     def best(batch: int) -> Drafts:
         # Of equals the fewest drafts: `max` keeps the first.
-        return max(
-            product(range(lane.num_drafts + 1), repeat=len(KINDS)),
-            key=lambda drafts: lane.cost_model.decode(
-                batch, context_tokens, *_of_mean_row(lane, drafts)
-            ).tokens_per_s,
-        )
+        choices = product(range(lane.num_drafts + 1), repeat=len(KINDS))
+        return max(choices, key=lambda drafts: tokens_per_s(batch, drafts))
 
     choices = [best(max(1, batch)) for batch in range(lane.max_num_seqs + 1)]
     return tuple(zip(*choices, strict=True))
@@ -247,24 +273,24 @@ def answers_of(run: PlannedRun, offered: Sequence[Offered]) -> Answers:
 
 
 def study(
-    hardware: Hardware,
+    given: Setting,
     *,
     repeats: int,
     seed: int,
     say: Say,
     step_s: float | None = None,
     stand_ins: Mapping[str, str] | None = None,
-) -> tuple[Setting, dict[str, Study]]:
-    """All arms under the same arrivals, as often as `repeats` says, each time with others; by objective.
+) -> Study:
+    """All arms under the same arrivals, as often as `repeats` says, each time with others.
 
     Args:
         step_s: of each level of load; None: the hardware's own.
         stand_ins: arms that another one runs instead of: to see that a bad one is found out.
     """
-    given = setting(hardware)
+    hardware = given.hardware
     step_s = step_s or hardware.step_s
     load = offered_load(given.capacity_rps, step_s)
-    tallies: dict[str, dict[str, list[tuple[StepTally, ...]]]] = {}
+    tallies: dict[str, list[tuple[StepTally, ...]]] = {}
     for repeat in range(repeats):
         offered = offered_by(
             load,
@@ -274,13 +300,18 @@ def study(
             output_tokens=round(hardware.lengths.output_tokens),
             spread=SPREAD,
         )
+        say(
+            f"{hardware.name}, {given.objective.name}: repeat {repeat + 1} of {repeats}, {len(offered):,} requests"
+        )
         for name in ARMS:
             arm = (stand_ins or {}).get(name, name)
-            say(f"{hardware.title}: repeat {repeat + 1} of {repeats}, {name}, {len(offered):,} requests")
-            config = scheduler_of(arm, hardware, seed + repeat)
-            run = PlannedLab(config, given.fleets[arm], offered, seed=seed + repeat).run()
-            answers = answers_of(run, offered)
-            for objective in given.objectives:
-                runs = tallies.setdefault(objective.name, {}).setdefault(name, [])
-                runs.append(tally(answers, objective, step_s))
-    return given, {name: Study(by_arm, FIXED, step_s) for name, by_arm in tallies.items()}
+            run = PlannedLab(
+                scheduler_of(arm, hardware, seed + repeat),
+                given.fleets[arm],
+                offered,
+                seed=seed + repeat,
+                text_kinds=TEXT_KINDS,
+                shares_cores=hardware.shares_cores,
+            ).run()
+            tallies.setdefault(name, []).append(tally(answers_of(run, offered), given.objective, step_s))
+    return Study(tallies, FIXED, step_s)
