@@ -1,12 +1,12 @@
-"""What each arm of the study gave at each load, and what an adaptive one lost or gained against the fixed ones. Pure.
+"""What each arm gave at each load, and what an adaptive one lost or gained against the fixed ones. Pure.
 
-*Goodput* is requests/s, of those due in a step, that met the objective. *Regret* is the share of the best fixed
-arm's goodput that an adaptive arm did not give; below 0 it gave more. The best fixed arm is chosen anew at each load
-for the regret by load, and once for the whole run.
+*Goodput* is requests/s, of those due in a step, that met the objective. *Regret* is the share of the best fixed arm's
+goodput that an adaptive arm did not give; below 0 it gave more. The best fixed arm is chosen anew at each load for the
+regret by load, and once for the whole run.
 
-Intervals: 95 percent, by drawing whole repeats with replacement, the same for all arms, for arms of a repeat share
-their arrivals. The best fixed arm is chosen within each draw, so that the choice is part of what is uncertain. Of few
-repeats they are too narrow; of one there is none.
+Intervals: 95 percent, by drawing whole repeats with replacement, the same for all arms, for the arms of a repeat
+share their arrivals. The best fixed arm is chosen within each draw, so that the choice is part of what is uncertain.
+Of few repeats they are too narrow; of one there is none.
 
 Source: the percentile bootstrap, Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13.
 """
@@ -225,7 +225,7 @@ class Study:
         best = max(own for own, _ in fixed)
         best_draws = np.max([drawn for _, drawn in fixed], axis=0)
         with np.errstate(divide="ignore", invalid="ignore"):
-            # Where nothing fixed met the objective, whatever is met is infinitely better; nothing at all is as good.
+            # Where nothing fixed met it, whatever is met is infinitely better; nothing at all is as good.
             ratios = np.where(best_draws > 0, draws / best_draws, np.where(draws > 0, np.inf, 1.0))
         if best > 0:
             return self._estimate(value / best, ratios)

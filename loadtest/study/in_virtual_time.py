@@ -1,4 +1,4 @@
-"""`make study-adaptive SIMULATED=1`: the study on simulated engines of several machines. All times are simulated."""
+"""`make study-adaptive SIMULATED=1`: the study on simulated engines of several machines, in virtual time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loadtest.run.experiment import MAX_SEED
 from loadtest.study.arms import ARMS, PLACEMENT
 from loadtest.study.figures import figures_of
 from loadtest.study.picture import Panel, draw
-from loadtest.study.simulated import HARDWARE, objectives_of, setting, study
+from loadtest.study.simulated import HARDWARE, setting, study
 from loadtest.study.tables import lanes_in_words, print_study, print_verdicts
 from loadtest.study.verdicts import verdicts
 from serving import run_directory
@@ -54,7 +54,7 @@ def main(names: tuple[str, ...], repeats: int, step_s: float | None, seed: int, 
         for name in names or HARDWARE:
             hardware = HARDWARE[name]
             by_objective = {}
-            for objective in objectives_of(hardware):
+            for objective in hardware.objectives:
                 given = setting(hardware, objective)
                 judged = study(given, repeats=repeats, seed=seed, say=say, step_s=step_s)
                 found += verdicts(judged, PLACEMENT, f"simulated {name}, {objective.name}")

@@ -24,10 +24,11 @@ from loadtest.drawing.style import (
     from_zero,
 )
 from loadtest.study.analysis import Study
-from loadtest.study.schedule import LEVELS, rise_and_fall
+from loadtest.study.schedule import rise_and_fall
 from serving.core.lane_colours import LANE_COLOURS
 
 PNG_SCALE = 2
+PADDING_STEPS = 0.4  # at both ends of the axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +49,17 @@ def goodput_over_time(panels: Sequence[Panel]) -> Chart:
     series = Series("arm", looks, "")
     labels = [f"{level:g}" for level in rise_and_fall()]
     axis = alt.Axis(
-        values=list(range(len(labels))), labelExpr=f"{labels}[datum.value]", grid=False, labelOverlap="greedy"
+        values=list(range(len(labels))),
+        labelExpr=f"{labels}[datum.value]",
+        grid=False,
+        labelFontSize=10,
+        labelOverlap=False,
+        labelBound=False,
+        labelFlush=False,
     )
-    x = alt.X("step:Q", title="offered load, of capacity: it rises, then falls", axis=axis)
-    y = from_zero("goodput", "goodput, of capacity", max(LEVELS))
+    scale = alt.Scale(domain=[-PADDING_STEPS, len(labels) - 1 + PADDING_STEPS], nice=False)
+    x = alt.X("step:Q", title="offered load, of capacity: it rises, then falls", axis=axis, scale=scale)
+    y = from_zero("goodput", "goodput, of capacity", max(row["offered"] for row in rows))
     base = alt.Chart()
     offered = base.mark_line(color=GREY, strokeWidth=6, opacity=0.3).encode(x=x, y=alt.Y("offered:Q"))
     layers = [

@@ -1,4 +1,4 @@
-"""The load of the study: it rises from a fifth of capacity to more than all of it, in steps, and falls again. Pure."""
+"""The load of the study: it rises from a fifth of capacity to above all of it, in steps, and falls again. Pure."""
 
 from __future__ import annotations
 

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
-from statistics import fmean
 
 import numpy as np
 
-from loadtest.simulate.lanes import TextMix, mean_draft_share, mean_rates
+from loadtest.simulate.lanes import mean_draft_share, mean_rates
 from loadtest.simulate.offered import offered_by
-from loadtest.study.analysis import Answers, Objective, StepTally, Study, objectives, tally
+from loadtest.study.analysis import Answers, Objective, StepTally, Study, tally
 from loadtest.study.arms import ARMS, BATCHED, FIXED, PLACEMENT, PLUG_IN, SPECULATIVE, TABLE
+from loadtest.study.reckon import (
+    MIX,
+    Drafts,
+    capacity_rps,
+    draft_shares,
+    drafts_of_kinds,
+    objectives_of,
+    rates_of_kinds,
+    slots_within,
+    tpot_limits_s,
+)
 from loadtest.study.schedule import KINDS, offered_load
 from serving.calibration import profile as profiles
 from serving.calibration.profile import LaneProfile
 from serving.config import SchedulerConfig
-from serving.core.speculation.acceptance import Rates, extended, tokens_per_step
-from serving.core.speculation.cost_model import Lengths, Outlook
+from serving.core.speculation.cost_model import Lengths
 from serving.core.speculation.text_kind import TextKind
 from serving.progress import Say
 from serving.simulation.calibrated import LaneModel, same_drafts, table_drafts
@@ -28,16 +36,10 @@ from serving.simulation.planned_lab import Offered, PlannedLab, PlannedRun
 PROFILES_DIR = Path(__file__).parent / "profiles"
 PLAIN_LANE, DRAFTING_LANE = "batched", "speculative"  # of each profile
 TEXT_KINDS = (TextKind.COPY, TextKind.OPEN)  # what the gateway takes them for
-NO_DRAFTS = (0,) * len(KINDS)
-MIX = TextMix(KINDS, (1 / len(KINDS),) * len(KINDS))
 SPREAD = 0.4  # of the logarithm of lengths
-TPOT_RESERVE = 0.2  # between what slots are set for and the objective: answers differ in how they are guessed
-FAST_SHARE = 0.25  # of the plain lane's slots: TPOT with so many taken is what the fast objective wants
-ROUNDING = 1e-3  # of a limit, whose text has four digits
 WAIT_SHARE = 0.5  # of the limit on TTFT: who waits longer is refused, so that who is served can keep it
 
 Fleet = list[tuple[LaneModel, int]]
-Drafts = tuple[int, ...]  # k of each kind of text
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,12 @@ class Hardware:
     def profile_file(self) -> Path:
         return PROFILES_DIR / f"{self.name}.json"
 
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        """By what plain decoding needs on it."""
+        plain = profiles.load(self.profile_file).lane(PLAIN_LANE)
+        return objectives_of(plain, self.lengths, self.ttft_limit_s)
+
 
 _CPU = Hardware(
     "cpu-2-cores", "2-core CPU, a 135M model, EAGLE-3 head", Lengths(90, 48), 2.0, 40.0, 1, shares_cores=True
@@ -93,17 +101,6 @@ class Setting:
     capacity_rps: float
 
 
-def objectives_of(hardware: Hardware) -> tuple[Objective, ...]:
-    """Relaxed is the TPOT that plain decoding needs with all of its slots taken, and `TPOT_RESERVE` more; fast that
-    with `FAST_SHARE` of them taken, and as much more."""
-    plain = profiles.load(hardware.profile_file).lane(PLAIN_LANE)
-    relaxed_s, fast_s = (
-        (1 + TPOT_RESERVE) * max(tpots_s(plain, batch, hardware.lengths, NO_DRAFTS))
-        for batch in (plain.max_num_seqs, max(1, round(FAST_SHARE * plain.max_num_seqs)))
-    )
-    return objectives(hardware.ttft_limit_s, relaxed_s, fast_s)
-
-
 def setting(hardware: Hardware, objective: Objective) -> Setting:
     """Fleets and capacity, by the cost model.
 
@@ -124,10 +121,7 @@ def setting(hardware: Hardware, objective: Objective) -> Setting:
         drafting.max_num_seqs,
     )
     no_drafts, all_drafts = (same_drafts(lane.num_drafts, lane.max_num_seqs) for lane in (plain, drafting))
-    limits_s = [
-        min(limit.limit_s for limit in slo.limits if limit.metric == "tpot") / (1 + TPOT_RESERVE)
-        for slo in objective.of_kinds
-    ]
+    limits_s = tpot_limits_s(objective)
     models = {
         arm: lane_model(lane, drafts, slots_within(lane, lengths, drafts, limits_s))
         for arm, lane, drafts in (
@@ -137,9 +131,8 @@ def setting(hardware: Hardware, objective: Objective) -> Setting:
             (PLUG_IN, drafting, drafts_of_kinds(drafting, context)),
         )
     }
-    capacity_rps = max(
-        outlook(lane, models[arm].max_num_seqs, lengths, (lane.num_drafts,) * len(KINDS)).tokens_per_s
-        for arm, lane in ((BATCHED, plain), (SPECULATIVE, drafting))
+    per_replica_rps = capacity_rps(
+        [(plain, models[BATCHED].max_num_seqs), (drafting, models[SPECULATIVE].max_num_seqs)], lengths
     )
     count = hardware.num_machines
     each = count if hardware.shares_cores else count // 2
@@ -148,7 +141,7 @@ def setting(hardware: Hardware, objective: Objective) -> Setting:
         objective,
         {arm: [(model, count)] for arm, model in models.items()}
         | {PLACEMENT: [(models[BATCHED], each), (models[SPECULATIVE], each)]},
-        count * capacity_rps / lengths.output_tokens,
+        count * per_replica_rps,
     )
 
 
@@ -163,85 +156,12 @@ def lane_model(lane: LaneProfile, drafts_of_kinds: Sequence[Drafts], max_num_seq
         lane.lane,
         lane.cost_model,
         drafts[0],
-        tuple(_rates(lane)),
+        tuple(rates_of_kinds(lane)),
         lane.max_step_tokens,
         lane.kv_tokens,
-        tuple(_draft_shares(lane)),
+        tuple(draft_shares(lane)),
         drafts,
     )
-
-
-def slots_within(
-    lane: LaneProfile, lengths: Lengths, drafts_of_kinds: Sequence[Drafts], limits_s: Sequence[float]
-) -> int:
-    """As many slots as keep each kind's TPOT within its limit; 1 where not even one does."""
-
-    def holds(batch: int) -> bool:
-        found_s = tpots_s(lane, batch, lengths, tuple(own[batch] for own in drafts_of_kinds))
-        return all(
-            tpot_s <= limit_s * (1 + ROUNDING) for tpot_s, limit_s in zip(found_s, limits_s, strict=True)
-        )
-
-    return max(filter(holds, range(1, lane.max_num_seqs + 1)), default=1)
-
-
-def outlook(lane: LaneProfile, batch: int, lengths: Lengths, drafts: Drafts) -> Outlook:
-    """What the lane gives when so many requests, as many of each kind, always run.
-
-    Args:
-        drafts: k of each kind.
-    """
-    return lane.cost_model.serve(batch, lengths, *_of_mean_row(lane, drafts))
-
-
-def tpots_s(lane: LaneProfile, batch: int, lengths: Lengths, drafts: Drafts) -> list[float]:
-    """TPOT of each kind then."""
-    step_s = outlook(lane, batch, lengths, drafts).step_s
-    return [
-        step_s / tokens_per_step(extended(rates, k)) for rates, k in zip(_rates(lane), drafts, strict=True)
-    ]
-
-
-def drafts_of_kinds(lane: LaneProfile, context_tokens: float) -> tuple[Drafts, ...]:
-    """k of each kind by batch, shape (kinds, max_num_seqs + 1): those that give most tokens a second together.
-
-    As if the plug-in knew each row's acceptance from its first step on, of a batch with as many rows of each kind.
-    """
-
-    def tokens_per_s(batch: int, drafts: Drafts) -> float:
-        longest, rates, draft_share = _of_mean_row(lane, drafts)
-        step_s = lane.cost_model.step_time.step_s(batch * (1 + longest * draft_share), batch * context_tokens)
-        # A pass holds those rows only whose drafts are that long.
-        rows = batch * fmean(drafts) / longest if longest else 0.0
-        step_s += lane.cost_model.draft_cost.draft_s(longest, rows)
-        return batch * tokens_per_step(rates) / step_s
-
-    def best(batch: int) -> Drafts:
-        # Of equals the fewest drafts: `max` keeps the first.
-        choices = product(range(lane.num_drafts + 1), repeat=len(KINDS))
-        return max(choices, key=lambda drafts: tokens_per_s(batch, drafts))
-
-    choices = [best(max(1, batch)) for batch in range(lane.max_num_seqs + 1)]
-    return tuple(zip(*choices, strict=True))
-
-
-def _of_mean_row(lane: LaneProfile, drafts: Drafts) -> tuple[int, Rates, float]:
-    """The longest draft, acceptance by position and mean length over the longest, on the mean of all kinds."""
-    longest = max(drafts)
-    # A kind with fewer drafts accepts none beyond them.
-    rows = [
-        (*extended(rates, k), *(0.0,) * (longest - k)) for rates, k in zip(_rates(lane), drafts, strict=True)
-    ]
-    drafted = fmean(k * share for k, share in zip(drafts, _draft_shares(lane), strict=True))
-    return longest, tuple(map(fmean, zip(*rows, strict=True))), drafted / longest if longest else 1.0
-
-
-def _rates(lane: LaneProfile) -> list[Rates]:
-    return [lane.acceptance.get(kind, ()) for kind in KINDS]
-
-
-def _draft_shares(lane: LaneProfile) -> list[float]:
-    return [lane.draft_share.get(kind, 1.0) for kind in KINDS]
 
 
 def scheduler_of(arm: str, hardware: Hardware, seed: int) -> SchedulerConfig:
