@@ -199,7 +199,7 @@ class SchedulerConfig(_Settings):
     # adaptive: what `tandem calibrate` wrote, read where the lab is started
     profile: str | None = Field(None, min_length=1, max_length=4096)
     # adaptive: a lane is left for one that is better by this share
-    placement_margin: float = Field(0.1, ge=0, le=10)
+    placement_margin: float = Field(0.05, ge=0, le=10)
     breaker_failures: int = Field(3, ge=1, le=1000)  # in a row; they open a replica's breaker
     breaker_cooldown_s: Seconds = 5
     drain_timeout_s: Seconds = 30  # how long running streams may go on when the lab or a replica stops

@@ -52,6 +52,7 @@ from serving.gateway.upstream import UpstreamClient
 from serving.http_server import serve_app
 from serving.machine import port_fault, usable_cores
 from serving.scheduler.client import SchedulerClient
+from serving.scheduler.lane_costs import LaneCost, lane_costs_of
 from serving.scheduler.service import SchedulerService, build_scheduler_app
 from serving.shared_cluster import ClusterError, SharedCluster
 from serving.tracing.otlp import Tracing, is_wanted
@@ -74,10 +75,12 @@ class LabStartError(TandemError):
 class SchedulerDeployment:
     """The scheduling service on a port of its own."""
 
-    async def __init__(self, config: LabConfig) -> None:  # type: ignore[misc]
+    async def __init__(  # type: ignore[misc]
+        self, config: LabConfig, lane_costs: dict[str, LaneCost] | None
+    ) -> None:
         _prepare_process()
         self._config = config.scheduler
-        self._service = SchedulerService(config.scheduler, config.lanes)
+        self._service = SchedulerService(config.scheduler, config.lanes, lane_costs=lane_costs)
         app = build_scheduler_app(self._service, lambda: self._address, _ray_targets)
         self._server, self._serving, self._address = await serve_app(app, ray.util.get_node_ip_address())
 
@@ -259,7 +262,11 @@ def _scheduler_address(scheduler: DeploymentHandle) -> Callable[[], Any]:
 
 
 def application(config: LabConfig) -> serve.Application:
-    """The Serve application: the scheduler, every lane, and the gateway in front."""
+    """The Serve application: the scheduler, every lane, and the gateway in front.
+
+    Raises:
+        ConfigError: the profile that placement `adaptive` needs cannot be read, or lacks a lane.
+    """
     common: dict[str, Any] = {
         "max_ongoing_requests": UNBOUNDED,
         "graceful_shutdown_timeout_s": config.scheduler.drain_timeout_s + 10,
@@ -271,7 +278,7 @@ def application(config: LabConfig) -> serve.Application:
     front = {"num_cpus": 0, "resources": {HEAD_RESOURCE: 0.001}}
     scheduler = serve.deployment(
         SchedulerDeployment, name="scheduler", ray_actor_options=front, **common
-    ).bind(config)
+    ).bind(config, lane_costs_of(config))
     lanes = [
         serve.deployment(
             AttachedDeployment, name=lane.name, num_replicas=1, ray_actor_options=front, **common

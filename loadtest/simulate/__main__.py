@@ -88,6 +88,7 @@ OPTIONS_BESIDE_A_RUN = frozenset({"profile_file", "run_dir", "config_file", "see
     type=click.IntRange(1, 100_000),
     help="Replicas of one scheduler; more are several cells.  [default: one scheduler for all]",
 )
+@click.option("--shared-cores", is_flag=True, help="All replicas of a fleet take turns on the same cores.")
 @click.option("--prompt-tokens", type=click.IntRange(1, 10_000_000), help="Of each request, with a rate.")
 @click.option("--output-tokens", type=click.IntRange(1, 10_000_000), help="Of each answer, with a rate.")
 @click.option(
@@ -120,6 +121,7 @@ def main(
     replicas: str | None,
     max_replicas: int,
     cell_replicas: int | None,
+    shared_cores: bool,
     prompt_tokens: int | None,
     output_tokens: int | None,
     spread: float,
@@ -150,7 +152,16 @@ def main(
         lengths = mean_lengths(offered)
         choices = candidates(profile, split_names(lanes) if lanes else (), mix, lengths)
         scheduler = _scheduler(config_file)
-        planner = Planner(scheduler, offered, objective, say, cell_replicas=cell_replicas, seed=seed)
+        planner = Planner(
+            scheduler,
+            offered,
+            objective,
+            say,
+            cell_replicas=cell_replicas,
+            seed=seed,
+            text=mix.names,
+            shares_cores=shared_cores,
+        )
         if replicas is None:
             plans = [planner.fewest(choice, max_replicas) for choice in choices]
             fleets = [fleet for plan in plans for fleet in plan.tried]

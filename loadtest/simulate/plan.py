@@ -12,7 +12,9 @@ import numpy as np
 from loadtest.judge.slo import Slo
 from loadtest.simulate.lanes import Candidate
 from loadtest.simulate.verdict import SloWatch, Verdict, judge, percentile
+from serving.calibration.profile import KIND_OF_WORKLOAD
 from serving.config import SchedulerConfig
+from serving.core.speculation.text_kind import TextKind
 from serving.progress import Say
 from serving.simulation.plan import least_replicas
 from serving.simulation.planned_lab import Offered, PlannedLab, PlannedRun
@@ -71,6 +73,8 @@ class Planner:
     Args:
         cell_replicas: replicas of one scheduler's cell at most; None: one scheduler for all.
         seed: of how many drafts are accepted.
+        text: the mix's kinds of text, by name; for placement `adaptive`.
+        shares_cores: all replicas of a fleet take turns on the same cores.
     """
 
     def __init__(
@@ -82,6 +86,8 @@ class Planner:
         *,
         cell_replicas: int | None,
         seed: int,
+        text: Sequence[str] = (),
+        shares_cores: bool = False,
     ) -> None:
         self._config = config
         self._offered = offered
@@ -89,6 +95,8 @@ class Planner:
         self._say = say
         self._cell_replicas = cell_replicas
         self._seed = seed
+        self._text_kinds = [KIND_OF_WORKLOAD.get(name, TextKind.OPEN) for name in text]
+        self._shares_cores = shares_cores
 
     def fewest(self, candidate: Candidate, most: int) -> LanePlan:
         """Search for the fewest replicas of a lane that hold."""
@@ -119,6 +127,8 @@ class Planner:
             self._offered,
             num_cells=num_cells,
             seed=self._seed,
+            text_kinds=self._text_kinds,
+            shares_cores=self._shares_cores,
         )
         run = lab.run(
             watch=SloWatch(self._slo, len(self._offered)) if gives_up else None,

@@ -18,6 +18,7 @@ from serving.core.errors import ConfigError, TandemError
 from serving.core.speculation.acceptance import Rates, checked_rates
 from serving.core.speculation.cost_model import CostModel
 from serving.core.speculation.step_time import FREE_DRAFTS, DraftCost, LinearStepTime, RooflineStepTime
+from serving.core.speculation.text_kind import TextKind
 
 FORMAT = 1
 LANE_NAME = re.compile(r"[a-z0-9][a-z0-9.\-]{0,62}")  # as a lab's config has it
@@ -25,6 +26,14 @@ MAX_NUM_SEQS = 4096  # likewise
 MAX_DRAFTS = 64  # likewise
 MAX_TOKENS = 1_000_000_000
 MAX_STEP_S = 3600.0
+# What the prompts of the load lab's workloads are taken for; a workload with a kind's own name is of that kind.
+KIND_OF_WORKLOAD = {
+    "copy": TextKind.COPY,
+    "edit": TextKind.COPY,
+    "story": TextKind.OPEN,
+    "chat": TextKind.GROUNDED,
+    "rag": TextKind.GROUNDED,
+} | {str(kind): kind for kind in TextKind}
 
 
 class LaneProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -27,6 +27,7 @@ from serving.hub import HubUnreachableError
 from serving.lab import control, supervisor
 from serving.lab import state as lab_state
 from serving.progress import progress
+from serving.scheduler.lane_costs import lane_costs_of
 
 if TYPE_CHECKING:
     from serving.deployments import RayLab
@@ -167,8 +168,8 @@ def _refuse_second_lab() -> None:
 
 
 def _refuse_what_is_not_here(lab: LabConfig, path: Path, *, has_engines: bool = True) -> None:
-    """Before anything starts, see that the config's address, models and API keys are on this machine, and that Ray
-    and the engines can read its environment.
+    """Before anything starts, see that the config's address, models, API keys and profile are on this machine, and
+    that Ray and the engines can read its environment.
 
     Args:
         has_engines: whether they run here; those of a cluster find models and environment on their own nodes.
@@ -191,6 +192,7 @@ def _refuse_what_is_not_here(lab: LabConfig, path: Path, *, has_engines: bool = 
                     "hexadecimal digits, so that all have the same"
                 )
         api_keys.read_keys(lab.gateway)
+        lane_costs_of(lab)
 
 
 def _refuse_what_vllm_refuses(lab: LabConfig, path: Path) -> None:

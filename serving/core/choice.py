@@ -24,7 +24,7 @@ class LaneScore:
         score: tokens/s that all who run there together gain by the request. Of lanes that share cores: over the
             best that those cores could give without it, so all but the best may be below 0.
         tokens_per_s: of all on the same cores then.
-        batch: sequences that would decode together.
+        batch: sequences that would decode together; on shared cores the mean of what the last requests found.
         context_tokens: their mean context.
         num_drafts: k at that batch.
         tokens_per_step: expected of this request.
@@ -35,7 +35,7 @@ class LaneScore:
     replica_id: str
     score: float
     tokens_per_s: float
-    batch: int
+    batch: float
     context_tokens: float
     num_drafts: int
     tokens_per_step: float
@@ -44,7 +44,7 @@ class LaneScore:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A choice between lanes; `scores` has the best replica of each lane that could take the request, best first."""
+    """A choice between lanes; `scores` has the best replica of each that could take the request, best first."""
 
     lane: str
     kind: TextKind

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from urllib.parse import urlsplit
 
 import aiohttp
 import uvicorn
@@ -17,6 +18,7 @@ from serving.core.errors import TandemError
 from serving.core.lane import ReplicaInfo
 from serving.core.processor_time import group_niceness, niceness, yield_as_group
 from serving.engines.base import Engine
+from serving.engines.cores import cores_of
 from serving.engines.door import Door
 from serving.engines.engine_page import with_engine_page
 from serving.engines.metrics import ReplicaCollector
@@ -197,6 +199,7 @@ class EngineReplica:
             lane.max_running,
             takes_unpinned=lane.unpinned_model is not None,
             model=lane.unpinned_model or "",
+            cores=cores_of(lane, self._engine.facts.device, urlsplit(url).hostname or ""),
         )
         return ReplicaHello(
             info, replace(self._engine.facts, niceness=niceness(), group_niceness=group_niceness())

@@ -114,6 +114,7 @@ class RequestAccount:
         attempt = self._attempts[-1]
         attempt.granted_ns = time.monotonic_ns()
         attempt.lane, attempt.replica_id = self.lane, self.replica_id
+        attempt.placement = str(held.granted.choice or "")
         verdict = ReplicaVerdict.UNTOLD
         try:
             yield
@@ -122,7 +123,9 @@ class RequestAccount:
             verdict = _verdict(error)
             raise
         finally:
-            held.end = RequestEnd(verdict, self._first_token_s(held), self._tokens_so_far())
+            held.end = RequestEnd(
+                verdict, self._first_token_s(held), self._tokens_so_far(), self._num_steps()
+            )
 
     def first_byte(self) -> None:
         """The replica's answer begins."""
@@ -136,6 +139,11 @@ class RequestAccount:
         if self.notes.usage.output_tokens is None and self._request.is_stream:
             return len(self.notes.chunk_at_s)
         return self.notes.usage.output_tokens
+
+    def _num_steps(self) -> int | None:
+        """Of a stream that the engine counted: each chunk with text is a step's, unless some came as one."""
+        is_counted = self._request.is_stream and self.notes.usage.output_tokens is not None
+        return len(self.notes.chunk_at_s) or None if is_counted else None
 
     # The end, and the request as others see it
 

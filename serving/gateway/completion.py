@@ -19,6 +19,7 @@ from serving.gateway.openai_request import RoutedRequest
 from serving.gateway.relay import relay
 from serving.gateway.upstream import UpstreamClient
 from serving.scheduler.client import SchedulerClient
+from serving.scheduler.protocol import Granted
 from serving.tracing.otlp import Tracing
 from serving.tracing.span_log import SpanLog
 
@@ -166,10 +167,7 @@ class Completion:
             async with services.scheduler.lease(request) as held:
                 with account.running_on(held):
                     granted = held.granted
-                    client.placed = {
-                        "x-tandem-lane": granted.lane,
-                        "x-tandem-replica": granted.replica_id,
-                    }
+                    client.placed = _placement_headers(granted)
                     post = services.server_keys.post(granted, self._request)
                     try:
                         async with services.upstream.post(
@@ -191,6 +189,11 @@ class Completion:
                         elif error.was_begun and not client.has_begun:
                             raise _first_step_death(error) from error
                         raise
+
+
+def _placement_headers(granted: Granted) -> dict[str, str]:
+    headers = {"x-tandem-lane": granted.lane, "x-tandem-replica": granted.replica_id}
+    return headers | ({"x-tandem-placement": str(granted.choice)} if granted.choice else {})
 
 
 def _first_step_death(error: UpstreamError) -> UpstreamError:

@@ -12,7 +12,9 @@ import msgspec
 from serving.config import LabConfig
 from serving.core.errors import MAX_SHOWN_CHARS, Reason, RefusedError
 from serving.core.request import BYTES_PER_TOKEN, SchedulingRequest
+from serving.core.speculation.text_kind import TextKind
 from serving.gateway.prefix import prefix_blocks
+from serving.gateway.prompt_kind import prompt_kind
 from serving.gateway.scheduling_headers import read_wishes
 
 MAX_INT = 2**63 - 1
@@ -98,6 +100,7 @@ def route(
         ttft_deadline_s=wishes.ttft_deadline_s,
         max_queue_s=wishes.max_queue_s,
         prefix_blocks=prefix_blocks(body) if config.scheduler.placement == "prefix_affinity" else (),
+        kind=prompt_kind(body) if config.scheduler.placement == "adaptive" else TextKind.OPEN,
     )
     return RoutedRequest(scheduling, raw, is_stream, strip_usage)
 

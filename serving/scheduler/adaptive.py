@@ -1,23 +1,25 @@
 """`adaptive`: the lane that is expected to give most tokens a second with the request on it. No clock, no I/O.
 
-**Score.** A replica of b sequences gives the sum of their tokens per step over the time of a step. Its score is what
-the request adds to that: what it gets, less what those that run there lose by the longer step.
+**Score.** A replica of b sequences gives the sum of their tokens per step over the time of a step. Its score is
+what the request adds to that: what it gets, less what those that run there lose by the longer step.
 
 **Shared cores.** Replicas on the same cores take turns: of m that are busy each has an m-th of the time. Two
-half-full batches that take turns give less than the better of them full, so on shared cores the question is which lane all
-should be on: its replica is judged as if all who could be there were, though today they run elsewhere. Judged by
-today's batches, a lane that is worse by now would keep all requests for ever, because the first one to leave halves
-everybody's time. For the same reason a request waits where the better lane is full, and does not take the other one.
+half-full batches that take turns give less than the better of them full, so there the question is which lane
+all should be on: a replica is judged as if all who could be on it were, as many as the last requests found on
+the mean, though now they run elsewhere. Judged by the batches of the moment, a lane that is worse by now would
+keep all requests for ever, because the first one to leave halves everybody's time. For the same reason a
+request waits where the better lane is full, and does not take the other one.
 
-**Hysteresis.** The lane that was chosen last for that kind of text, or on shared cores the one on which most run,
-is left only for one that is better by the margin: of what the request adds, or on shared cores of all they give.
+**Hysteresis.** The lane that was chosen last for that kind of text, or on shared cores the one on which most
+run, is left only for one that is better by the margin: of what the request adds, or on shared cores of all they
+give.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from serving.core.choice import Choice, LaneScore, Why
@@ -30,6 +32,7 @@ from serving.scheduler.lane_costs import LaneCost
 from serving.scheduler.placement import LeastOutstanding, PlacementPolicy, ReplicaState
 
 KEEP_CHOICES = 20
+FORGET = 0.1  # weight of the newest request in the mean of what requests find on shared cores
 MAX_REMEMBERED = 1_000  # a client can invent tenants without end
 ANY_TENANT = ""  # no tenant has this name: what is expected of its requests is what is expected of the kind
 
@@ -38,17 +41,24 @@ ANY_TENANT = ""  # no tenant has this name: what is expected of its requests is 
 class _Sequences:
     """Sequences by kind of text, and the positions of all in the KV cache, half of their answers included."""
 
-    by_kind: Counter[TextKind] = field(default_factory=Counter)
+    by_kind: dict[TextKind, float] = field(default_factory=dict)
     kv_tokens: float = 0.0
 
-    def add(self, other: _Sequences, sign: int = 1) -> None:
+    def add(self, other: _Sequences, times: float = 1) -> None:
         for kind, count in other.by_kind.items():
-            self.by_kind[kind] += sign * count
-        self.kv_tokens += sign * other.kv_tokens
+            self.by_kind[kind] = self.by_kind.get(kind, 0) + times * count
+        self.kv_tokens += times * other.kv_tokens
 
     @property
-    def count(self) -> int:
-        return self.by_kind.total()
+    def count(self) -> float:
+        return sum(self.by_kind.values())
+
+    def towards(self, other: _Sequences, weight: float) -> _Sequences:
+        """The mean of both, the other with so much of the weight."""
+        mean = _Sequences()
+        mean.add(self, 1 - weight)
+        mean.add(other, weight)
+        return mean
 
 
 @dataclass(slots=True)
@@ -88,7 +98,7 @@ class AcceptedTokens:
 
 
 class Adaptive(PlacementPolicy):
-    """`adaptive`: the lane that is expected to give most tokens a second with the request on it; see the module.
+    """`adaptive`: the lane that is expected to give most tokens a second with the request on it. See the module.
 
     Args:
         lane_costs: of each lane that takes requests which pin none.
@@ -111,6 +121,7 @@ class Adaptive(PlacementPolicy):
         self._estimator = AcceptanceEstimator(priors)
         self._replicas: dict[str, _Replica] = {}
         self._on_cores: dict[str, dict[str, _Replica]] = {}
+        self._found: dict[tuple[str, str], _Sequences] = {}  # on shared cores, by model
         self._running: dict[str, _Running] = {}
         self._last_lane: dict[tuple[str, TextKind], str] = {}
         self._choice: Choice | None = None
@@ -141,10 +152,12 @@ class Adaptive(PlacementPolicy):
                 del self._on_cores[_cores(replica.info)]
 
     def placed(self, request: SchedulingRequest, info: ReplicaInfo) -> None:
+        if request.lane is None:
+            self._notice(info)
         cost = self._costs.get(info.lane)
         replica = self._replicas[info.replica_id]
         batch = replica.free.count + replica.bound.count + request.num_sequences
-        num_drafts = cost.num_drafts(batch) if cost else 0
+        num_drafts = cost.num_drafts(round(batch)) if cost else 0
         expected = self._estimator.expect(info.lane, request.kind, request.tenant, num_drafts)
         running = _Running(
             info.replica_id,
@@ -160,10 +173,27 @@ class Adaptive(PlacementPolicy):
         self._running[request.request_id] = running
         _part(replica, running).add(running.sequences)
 
+    def _notice(self, info: ReplicaInfo) -> None:
+        """What a request finds on shared cores: those who could have gone to either lane."""
+        if len(self._sharing(info)) == 1:
+            return
+        found = self._free_now(info)
+        key = _cores(info), info.model
+        known = self._found.get(key)
+        # Idle cores say that the load is gone.
+        self._found[key] = known.towards(found, FORGET) if known and found.count else found
+
+    def _free_now(self, info: ReplicaInfo) -> _Sequences:
+        free = _Sequences()
+        for replica in self._sharing(info):
+            if _is_alike(replica.info, info):
+                free.add(replica.free)
+        return free
+
     def adopted(self, lease: Lease) -> None:
         """Of what kind it is, whose, and how long, no lease says."""
         replica = self._replicas.get(lease.replica_id)
-        sequences = _Sequences(Counter({TextKind.OPEN: lease.num_sequences}), lease.reserved_tokens / 2)
+        sequences = _Sequences({TextKind.OPEN: lease.num_sequences}, lease.reserved_tokens / 2)
         running = _Running(
             lease.replica_id,
             replica.info.lane if replica else "",
@@ -197,7 +227,7 @@ class Adaptive(PlacementPolicy):
         Where k changes with the batch, only of a request that came and left at the same k.
         """
         cost, k = self._costs.get(running.lane), running.num_drafts
-        if not k or cost is None or k != cost.num_drafts(replica.free.count + replica.bound.count):
+        if not k or cost is None or k != cost.num_drafts(round(replica.free.count + replica.bound.count)):
             return
         if end.num_steps is None or end.output_tokens is None:
             return
@@ -271,7 +301,7 @@ class Adaptive(PlacementPolicy):
         best = self._best(options, request)
         if len({option.score.lane for option in options}) == 1:
             return best, False
-        on_lane: Counter[str] = Counter()
+        on_lane: dict[str, float] = defaultdict(float)
         for replica in self._sharing(best.state.info):
             if _is_alike(replica.info, best.state.info):
                 on_lane[replica.info.lane] += replica.free.count
@@ -322,7 +352,7 @@ class Adaptive(PlacementPolicy):
             replica = self._replicas[state.info.replica_id]
             tokens_per_s, there, num_sharing = self._picture(replica, arriving, request)
             batch = there.count
-            k = self._costs[state.info.lane].num_drafts(batch)
+            k = self._costs[state.info.lane].num_drafts(round(batch))
             scored.append(
                 _Scored(
                     state,
@@ -346,15 +376,13 @@ class Adaptive(PlacementPolicy):
     ) -> tuple[float, _Sequences, int]:
         """All that may be on the target's lane are on the target: tokens/s of its cores, who is there, how many
         replicas take turns."""
-        there = _Sequences()
+        there = self._free(target.info)
         tokens_per_s = 0.0
         num_busy = 0
         for replica in self._sharing(target.info):
             elsewhere = _Sequences()
             elsewhere.add(replica.bound)
-            if _is_alike(replica.info, target.info):
-                there.add(replica.free)
-            else:
+            if not _is_alike(replica.info, target.info):
                 elsewhere.add(replica.free)
             if replica is target:
                 there.add(elsewhere)
@@ -378,7 +406,7 @@ class Adaptive(PlacementPolicy):
         count = sequences.count
         # More than its slots take turns in them.
         batch = min(count, info.max_running)
-        k = cost.num_drafts(batch)
+        k = cost.num_drafts(round(batch))
         tokens = shares = 0.0
         for kind, num_sequences in sequences.by_kind.items():
             tokens += num_sequences * self._expected(info.lane, kind, ANY_TENANT, k)
@@ -403,13 +431,21 @@ class Adaptive(PlacementPolicy):
             ).tokens_per_step
         return self._tokens_per_step[key]
 
-    def _sharing(self, info: ReplicaInfo) -> Iterable[_Replica]:
+    def _free(self, info: ReplicaInfo) -> _Sequences:
+        """Who could be on this replica: who is, or on shared cores the mean of what requests found there."""
+        free = self._free_now(info)
+        if len(self._sharing(info)) == 1 or not free.count:
+            return free
+        found = self._found.get((_cores(info), info.model))
+        return found.towards(free, FORGET) if found else free
+
+    def _sharing(self, info: ReplicaInfo) -> Collection[_Replica]:
         return self._on_cores[_cores(info)].values()
 
 
 def _sequences_of(request: SchedulingRequest) -> _Sequences:
     context = request.prompt_tokens + (request.predicted_output_tokens or request.max_output_tokens) / 2
-    return _Sequences(Counter({request.kind: request.num_sequences}), context)
+    return _Sequences({request.kind: request.num_sequences}, context)
 
 
 def _part(replica: _Replica, running: _Running) -> _Sequences:

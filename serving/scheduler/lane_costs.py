@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from serving.calibration.profile import LaneProfile, Profile
+from serving.calibration.profile import KIND_OF_WORKLOAD, LaneProfile, Profile, load
+from serving.config import LabConfig
+from serving.core.errors import ConfigError
 from serving.core.speculation.acceptance import Rates, extended
 from serving.core.speculation.cost_model import CostModel
 from serving.core.speculation.text_kind import TextKind
-
-# What the prompts of the load lab's workloads are taken for; a workload with a kind's own name is of that kind.
-KIND_OF_WORKLOAD = {
-    "copy": TextKind.COPY,
-    "edit": TextKind.COPY,
-    "story": TextKind.OPEN,
-    "chat": TextKind.GROUNDED,
-    "rag": TextKind.GROUNDED,
-} | {str(kind): kind for kind in TextKind}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +42,22 @@ class LaneCost:
         """Mean length of its drafts over k; of a kind that was not measured, the mean of those that were."""
         known = self.draft_share
         return known.get(kind, sum(known.values()) / len(known) if known else 1.0)
+
+
+def lane_costs_of(config: LabConfig) -> dict[str, LaneCost] | None:
+    """Of the lanes that placement `adaptive` chooses from, by `scheduler.profile`; None under another placement.
+
+    Raises:
+        ConfigError: the profile cannot be read, or lacks one of them; the text names the file and the lane.
+    """
+    settings = config.scheduler
+    if settings.placement != "adaptive" or settings.profile is None:
+        return None
+    names = [lane.name for lane in config.lanes if lane.takes_unpinned]
+    try:
+        return lane_costs(load(Path(settings.profile)), names)
+    except ConfigError as error:
+        raise ConfigError(f"scheduler.profile = {settings.profile!r}: {error}") from None
 
 
 def lane_costs(profile: Profile, lanes: Iterable[str]) -> dict[str, LaneCost]:

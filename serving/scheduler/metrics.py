@@ -16,6 +16,7 @@ from serving.core.lane import ANY_LANE
 from serving.metrics import names
 from serving.metrics import registry as make
 from serving.metrics.tenant_label import TenantLabels
+from serving.scheduler.adaptive import Adaptive
 from serving.scheduler.breaker import BreakerState
 from serving.scheduler.core import Grant, SchedulerCore
 
@@ -93,6 +94,8 @@ class _CoreCollector(Collector):
             by_band.add_metric([band], count)
         yield from (refusals, waiting, by_band, self._waiting_by_tenant())
         yield from (running, limit, tokens, ready, breaker)
+        if adaptive := self._core.adaptive:
+            yield from _adaptive(adaptive)
         if ceilings := kept():
             for metric, value in (
                 (names.MACHINE_FLOPS, ceilings.flops_per_s),
@@ -111,6 +114,37 @@ class _CoreCollector(Collector):
         for tenant in sorted(self._waited):
             family.add_metric([tenant], counts[tenant])
         return family
+
+
+def _adaptive(placement: Adaptive) -> Iterator[Metric]:
+    choices = _counter(names.PLACEMENT_CHOICES)
+    for (lane, kind, why), count in sorted(placement.choices.items()):
+        choices.add_metric([lane, kind, why], count)
+    predicted, observed = (
+        _counter(metric) for metric in (names.PREDICTED_ACCEPTED_TOKENS, names.OBSERVED_ACCEPTED_TOKENS)
+    )
+    for (lane, kind), sums in sorted(placement.accepted.items()):
+        predicted.add_metric([lane, kind], sums.predicted)
+        observed.add_metric([lane, kind], sums.observed)
+    requests, drafted, accepted = (
+        _counter(metric)
+        for metric in (
+            names.RELIABILITY_REQUESTS,
+            names.RELIABILITY_DRAFT_TOKENS,
+            names.RELIABILITY_ACCEPTED_TOKENS,
+        )
+    )
+    for lane, reliability in sorted(placement.reliability.items()):
+        for part in reliability.bins():
+            labels = [lane, f"{part.low:.1f}"]
+            requests.add_metric(labels, part.num_requests)
+            drafted.add_metric(labels, part.draft_tokens)
+            accepted.add_metric(labels, round(part.observed * part.draft_tokens))
+    yield from (choices, predicted, observed, requests, drafted, accepted)
+
+
+def _counter(metric: names.Metric) -> CounterMetricFamily:
+    return CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
 
 
 def _gauge(metric: names.Metric) -> GaugeMetricFamily:

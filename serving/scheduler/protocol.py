@@ -13,13 +13,14 @@ from typing import Any
 import msgspec
 
 from serving import __version__
+from serving.core.choice import Choice
 from serving.core.errors import Reason, TandemError
 from serving.core.lane import AttachedServer, EngineFacts, ReplicaInfo
 from serving.core.request import Lease, RequestEnd, SchedulingRequest
 
 # Raise it with every change of a message, or of what one means. Scheduler, gateways and replicas come from one
 # release; the number tells them apart where two of them meet.
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 CONTROL_PATH = "/control"
 MAX_MESSAGES_A_FRAME = 64  # a hello that reports many leases is one message, and longer
 # Why the scheduler closes a channel, as codes of RFC 6455; the close frame says more.
@@ -94,13 +95,14 @@ class Welcome(Message, frozen=True, tag="welcome"):
 
 
 class Granted(Message, frozen=True, tag="granted"):
-    """Scheduler: run it there."""
+    """Scheduler: run it there; why there, where lanes were compared."""
 
     request_id: str
     replica_id: str
     lane: str
     url: str
     server: AttachedServer | None = None  # where to send it instead of `url`
+    choice: Choice | None = None
 
 
 class Refused(Message, frozen=True, tag="refused"):

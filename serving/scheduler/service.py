@@ -11,7 +11,7 @@ import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import msgspec
@@ -24,6 +24,7 @@ from serving.metrics.registry import CONTENT_TYPE, exposition
 from serving.metrics.tenant_label import OTHER_TENANTS
 from serving.scheduler.admission import Refusal
 from serving.scheduler.core import Grant, SchedulerCore
+from serving.scheduler.lane_costs import LaneCost
 from serving.scheduler.metrics import SchedulerMetrics
 from serving.scheduler.protocol import (
     BAD_HELLO,
@@ -80,7 +81,11 @@ class _Replica:
 
 
 class SchedulerService:
-    """Holds the core, the connections, and who asked for what."""
+    """Holds the core, the connections, and who asked for what.
+
+    Args:
+        lane_costs: for placement `adaptive`, as the core takes them.
+    """
 
     def __init__(
         self,
@@ -88,11 +93,12 @@ class SchedulerService:
         lanes: Sequence[LaneConfig],
         clock: Callable[[], float] = time.monotonic,
         settle_s: float = SETTLE_S,
+        lane_costs: Mapping[str, LaneCost] | None = None,
     ) -> None:
         self._clock = clock
         self._config = config
         self._lanes = lanes
-        self._core = SchedulerCore(config, settled_at_s=clock() + settle_s)
+        self._core = SchedulerCore(config, settled_at_s=clock() + settle_s, lane_costs=lane_costs)
         self._settle_s = settle_s
         self._gateways: set[_Gateway] = set()
         self._owner_of: dict[str, _Gateway] = {}
@@ -262,6 +268,7 @@ class SchedulerService:
                 grant.replica.lane,
                 grant.replica.url,
                 grant.replica.server,
+                grant.choice,
             )
         )
 
@@ -351,6 +358,7 @@ class SchedulerService:
             "leaving_replicas": sorted(self._replicas.keys() - ready),
             "order": self._config.order,
             "placement": self._config.placement,
+            "adaptive": self._adaptive(),
             "waiting": self._core.num_waiting,
             "waiting_any": waiting.get(None, []),
             "waiting_by_band": self._core.waiting_by_band(),
@@ -367,6 +375,26 @@ class SchedulerService:
                     "lane": note.lane,
                 }
                 for note in reversed(self._core.last_refusals)
+            ],
+        }
+
+    def _adaptive(self) -> dict[str, Any] | None:
+        """What placement `adaptive` chose and expects; None under another."""
+        adaptive = self._core.adaptive
+        if adaptive is None:
+            return None
+        return {
+            "margin": self._config.placement_margin,
+            "choices": [
+                {"lane": lane, "kind": kind, "why": why, "requests": count}
+                for (lane, kind, why), count in sorted(adaptive.choices.items())
+            ],
+            "last_choices": [
+                asdict(choice) | {"header": str(choice)} for choice in reversed(adaptive.last_choices)
+            ],
+            "accepted_tokens": [
+                {"lane": lane, "kind": kind, "predicted": sums.predicted, "observed": sums.observed}
+                for (lane, kind), sums in sorted(adaptive.accepted.items())
             ],
         }
 

@@ -19,9 +19,10 @@ import numpy.typing as npt
 from serving.config import SchedulerConfig
 from serving.core.lane import ReplicaInfo, Strategy
 from serving.core.request import ReplicaVerdict, RequestEnd, SchedulingRequest
+from serving.core.speculation.acceptance import extended
 from serving.core.speculation.text_kind import TextKind
 from serving.scheduler.core import SchedulerCore
-from serving.scheduler.lane_costs import LaneCost
+from serving.scheduler.lane_costs import LaneCost, mean_rates
 from serving.simulation.calibrated import CalibratedReplica, LaneModel, SimulatedSequence
 from serving.simulation.lab import EXPIRY_TICK_S
 
@@ -109,8 +110,7 @@ class PlannedLab:
         num_cells: schedulers; replicas are dealt out to them in turn, and a request goes to one by chance.
         seed: of that chance, and of how many drafts are accepted.
         text_kinds: what the scheduler takes each kind of text for, of `Offered.kind`; what is beyond its end is open.
-        lane_costs: what the scheduler expects of lanes, for placement `adaptive`; None: what they do, but for
-            acceptance, which it has to learn.
+        lane_costs: what the scheduler expects of lanes, for placement `adaptive`; None: what they do.
         shares_cores: all replicas take turns on the same cores; else each has its own.
 
     Raises:
@@ -137,7 +137,7 @@ class PlannedLab:
             raise ValueError(f"{num_cells} cells: replicas that share cores are in one")
         self._rng = random.Random(seed)
         if lane_costs is None:
-            lane_costs = {lane.name: LaneCost(lane.cost, lane.drafts_by_batch) for lane, _ in fleet}
+            lane_costs = {lane.name: _cost_of(lane, text_kinds) for lane, _ in fleet}
         self._cores = [SchedulerCore(config, lane_costs=lane_costs) for _ in range(num_cells)]
         self._text_kinds = text_kinds
         self._lanes = lanes
@@ -150,8 +150,8 @@ class PlannedLab:
             info = _replica_info(lane, number, CORES if shares_cores else "")
             self._number_of[info.replica_id] = number
             self._core_of[number].replica_ready(info)
-        # A heap of when stretches end, with the replica's number. What a replica has meanwhile brought forward stays
-        # in it and is passed over. Replicas have a clock of their own: on shared cores it is the time that each gets.
+        # A heap of when stretches end, with the replica's number. What a replica has meanwhile brought forward
+        # stays in it and is passed over. Replicas have a clock of their own: on shared cores, the time each gets.
         self._due: list[tuple[float, int]] = []
         self._ticks: list[tuple[float, int]] = []  # a heap of when cells look for overdue requests
         self._ticking: set[int] = set()
@@ -356,6 +356,26 @@ class PlannedLab:
             replica.num_steps,
             self._num_served[place],
         )
+
+
+def _cost_of(lane: LaneModel, text_kinds: Sequence[TextKind]) -> LaneCost:
+    by_kind: dict[TextKind, list[int]] = {}
+    for number, kind in enumerate(text_kinds[: len(lane.acceptance)]):
+        by_kind.setdefault(kind, []).append(number)
+    most = max(lane.drafts_by_batch)
+    shares = dict(enumerate(lane.draft_share))
+    return LaneCost(
+        lane.cost,
+        lane.drafts_by_batch,
+        {
+            kind: mean_rates([extended(lane.acceptance[number], most) for number in numbers])
+            for kind, numbers in by_kind.items()
+        },
+        {
+            kind: sum(shares.get(number, 1.0) for number in numbers) / len(numbers)
+            for kind, numbers in by_kind.items()
+        },
+    )
 
 
 def _replica_info(lane: LaneModel, number: int, cores: str) -> ReplicaInfo:

@@ -74,6 +74,7 @@ class Attempt:
         granted_ns: it got one; None when it did not.
         first_byte_ns: the first bytes of the replica's answer; None when there were none.
         ended_ns: the replica was given back; None while it goes on.
+        placement: why there, as the response header has it; empty where no lanes were compared.
     """
 
     request_id: str
@@ -83,6 +84,7 @@ class Attempt:
     ended_ns: int | None = None
     lane: str = ""
     replica_id: str = ""
+    placement: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,6 +109,8 @@ def end_request(traced: TracedSpan, span: RequestSpan) -> None:
         "tandem.outcome": span.outcome or "",
         "tandem.reason": span.reason,
     }
+    if span.attempts and (placement := span.attempts[-1].placement):
+        attributes["tandem.placement"] = placement
     for name, tokens in (("prompt", span.prompt_tokens), ("output", span.output_tokens)):
         if tokens is not None:
             attributes[f"tandem.{name}_tokens"] = tokens
