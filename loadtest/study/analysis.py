@@ -1,11 +1,11 @@
 """What each arm gave at each load, and what an adaptive one lost or gained against the fixed ones. Pure.
 
-*Goodput* is requests/s, of those due in a step, that met the objective. *Regret* is the share of the best fixed arm's
-goodput that an adaptive arm did not give; below 0 it gave more. The best fixed arm is chosen anew at each load for the
-regret by load, and once for the whole run.
+*Goodput* is requests/s, of those due in a step, that met the objective. *Regret* is the share of the best fixed
+arm's goodput that an adaptive arm did not give; below 0 it gave more. The best fixed arm is chosen anew at each
+load for the regret by load, and once for the whole run.
 
 Intervals: 95 percent, by drawing whole repeats with replacement, the same for all arms, for the arms of a repeat
-share their arrivals. The best fixed arm is chosen within each draw, so that the choice is part of what is uncertain.
+share their arrivals. The best fixed arm is chosen within each draw, so the choice is part of what is uncertain.
 Of few repeats they are too narrow; of one there is none.
 
 Source: the percentile bootstrap, Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13.
