@@ -1,7 +1,7 @@
 """Drafts with the acceptance that a study wants: a remembered greedy answer, with errors put in. For studies only.
 
-The first time a prompt is asked its answer is remembered; from then on drafts are taken from it. Only greedy answers
-are the same again. vLLM finds `Oracle` by name: `method: custom_class`.
+The first time a prompt is asked its answer is remembered; from then on drafts are taken from it. Only greedy
+answers are the same again. vLLM finds `Oracle` by name: `method: custom_class`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def with_errors(
     """A right draft made wrong as often as asked.
 
     Args:
-        rates: share of drafts whose first i tokens are to be right, i = 1, 2, ...; at least as many as the draft has.
+        rates: share of drafts whose first i tokens are to be right, i = 1, 2, ...; at least as many as
+            the draft has.
     """
     made = []
     before = 1.0

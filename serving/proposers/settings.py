@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from serving.core.speculation.cost_model import CostModel
-from serving.core.speculation.step_time import DraftCost, LinearStepTime
+from serving.config import StepCosts
 from serving.proposers.decide import Policy
+from serving.proposers.from_profile import cost_model
 
 KEY = "tandem_proposer"
 
@@ -17,13 +17,6 @@ def settings_of(vllm_config: Any) -> Any:
 
 
 def policy_of(settings: dict[str, Any], max_drafts: int) -> Policy:
-    """The policy of an adaptive lane; `settings` are `probe_steps` and those of `StepCosts`."""
-    costs = settings["costs"]
-    return Policy(
-        CostModel(
-            LinearStepTime(costs["fixed_s"], costs["token_s"], costs["kv_token_s"]),
-            DraftCost(0.0, costs["draft_pass_s"], costs["draft_pass_sequence_s"]),
-        ),
-        max_drafts,
-        settings["probe_steps"],
-    )
+    """The policy of an adaptive lane; `settings` are `probe_steps` and `costs`, with the keys of `StepCosts`."""
+    cost = cost_model(StepCosts(**settings["costs"]))
+    return Policy(cost, max_drafts, settings["probe_steps"])
