@@ -593,12 +593,10 @@ class LaneConfig(_Settings):
 
     @model_validator(mode="after")
     def _tells_its_proposer(self) -> Self:
-        spoken = self.speculation is not None and self.speculation.method in ("oracle", "adaptive")
+        method = "" if self.speculation is None else self.speculation.method
         options = map(engine_options.option_of, self.engine_args or {})
-        if spoken and "additional-config" in options:
-            raise ValueError(
-                f"engine_args.additional_config is set by speculation; method={self.speculation.method}"
-            )
+        if method in ("oracle", "adaptive") and "additional-config" in options:
+            raise ValueError(f"engine_args.additional_config is set by speculation; method={method}")
         return self
 
     @model_validator(mode="after")

@@ -1,8 +1,8 @@
 """Drafts of a learned draft, as many for each row as pay, in vLLM's CPU worker. Imported there by name.
 
 vLLM gives a proposer of another's (`custom_class`) no hidden states, which a head needs, so its own proposes and
-this says how many: the longest draft of a step bounds the passes of the draft model, and each row keeps what
-pays. The draft's first pass, over what was accepted, runs even then when no row wants drafts: it fills the draft's KV
+this says how many: the longest draft of a step bounds the passes of the draft model, and each row keeps what pays.
+The draft's first pass, over what was accepted, runs even then when no row wants drafts: it fills the draft's KV
 cache, without which no later draft would be any good. vLLM 0.32.0.
 """
 

@@ -15,7 +15,8 @@ from serving.core.speculation.cost_model import CostModel
 
 FIRST_CHANCE = 0.5  # that a draft token is accepted, of a row of which nothing is known
 FIRST_WEIGHT = 2.0  # draft tokens that this guess counts for
-KEPT = 0.85  # of what was seen, with each further draft: a row's last 7 drafts are half of what is known
+KEPT = 0.8  # of what was seen, with each further draft: a row's last 3 drafts are half of what is known
+PROBE_CHANCE = 0.8  # at which a row that long had no draft is taken, for one token
 
 
 @dataclass(slots=True)
@@ -72,8 +73,9 @@ class Candidate:
 def drafts_of_rows(cost: CostModel, rows: Sequence[Candidate], kv_tokens: float) -> list[int]:
     """Tokens to draft for each row so that the step gives most tokens a second; the fewest that do.
 
-    The best set of so many tokens is that of the likeliest, and a token is never likelier than those before it in
-    its row. So the tokens are lined up by their chance, and the best beginning of the line is taken.
+    The longest draft says what drafting takes, so each length is looked at. Under it the best set of so many tokens
+    is that of the likeliest, and a token is never likelier than those before it in its row: tokens are lined up by
+    their chance and taken while they add more a second than the step gives without them.
 
     Args:
         kv_tokens: positions in the KV cache of all rows together.
@@ -84,18 +86,24 @@ def drafts_of_rows(cost: CostModel, rows: Sequence[Candidate], kv_tokens: float)
         for place, row in enumerate(rows)
         for position in range(1, row.available + 1)
     )
-    tokens, longest, num_taken = float(batch), 0, 0
-    best = tokens / cost.step_time.step_s(batch, kv_tokens) if batch else 0.0
-    for num, (minus_chance, position, _) in enumerate(line, start=1):
-        tokens -= minus_chance
-        longest = max(longest, position)
-        step_s = cost.step_time.step_s(batch + num, kv_tokens) + cost.draft_cost.draft_s(longest, batch)
-        if tokens / step_s > best:
-            best, num_taken = tokens / step_s, num
-    chosen = [0] * batch
-    for _, position, place in line[:num_taken]:
-        chosen[place] = position
-    return chosen
+    best_rate = batch / cost.step_time.step_s(batch, kv_tokens) if batch else 0.0
+    best = [0] * batch
+    for longest in range(1, max((row.available for row in rows), default=0) + 1):
+        draft_s = cost.draft_cost.draft_s(longest, batch)
+        chosen = [0] * batch
+        tokens, positions = float(batch), batch
+        rate = tokens / (cost.step_time.step_s(batch, kv_tokens) + draft_s)
+        for minus_chance, position, place in line:
+            if position > longest:
+                continue
+            further = (tokens - minus_chance) / (cost.step_time.step_s(positions + 1, kv_tokens) + draft_s)
+            if further <= rate:
+                break
+            tokens, positions, rate = tokens - minus_chance, positions + 1, further
+            chosen[place] = position
+        if rate > best_rate:
+            best_rate, best = rate, chosen
+    return best
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +113,8 @@ class Policy:
     Attributes:
         cost: of a step and of drafts.
         max_drafts: tokens of a draft at most.
-        probe_steps: a row that went without a draft for so many steps is tried with one token, as if that were sure
-            to be accepted: where even then it does not pay, as in a large batch, it waits on.
+        probe_steps: a row without a draft for so many steps is tried with one token, as if it were guessed
+            well (`PROBE_CHANCE`): where even then it does not pay, as in a large batch, it waits on.
     """
 
     cost: CostModel
@@ -123,7 +131,7 @@ class Policy:
             kv_tokens: positions in the KV cache of all rows together.
         """
         rows = [
-            Candidate(1.0, min(1, most))
+            Candidate(PROBE_CHANCE, min(1, most))
             if history.idle_steps >= self.probe_steps
             else Candidate(history.chance, min(most, self.max_drafts))
             for history, most in zip(histories, available, strict=True)
