@@ -153,7 +153,7 @@ def speculative_config(speculation: SpeculationConfig) -> dict[str, Any]:
             "method": "custom_class",
             "model": proposer,
             "num_speculative_tokens": speculation.num_speculative_tokens,
-        }
+        } | (speculation.model_extra or {})
     if method not in KNOWN_METHODS:
         given = speculation.model_dump(exclude_unset=True, exclude=set(KEYS_OF_OURS))
         return {"method": method} | given
