@@ -26,7 +26,7 @@ from serving.engines import vllm_arguments
 from serving.engines.vllm import command_line
 from serving.metrics import names
 
-MAX_TOKENS = 64
+MAX_TOKENS = int(os.environ.get("MAXTOK", "64"))
 
 
 def counts(engine: Any) -> tuple[int, int, list[int]]:

@@ -208,8 +208,9 @@ def test_the_default_lab_has_the_three_lanes_it_promises() -> None:
         *(
             (
                 SPECULATIVE % f"num_speculative_tokens_per_batch_size: {table}",
-                f"lab.yaml: lanes[fast].speculation.num_speculative_tokens_per_batch_size: {row} must be [batch from, "
-                f"to, tokens of a draft], the first from 1, none before the end of the one before it ({last})",
+                f"lab.yaml: lanes[fast].speculation.num_speculative_tokens_per_batch_size: {row} must be [batch "
+                f"from, to, tokens of a draft], the first from 1, none before the end of the one "
+                f"before it ({last})",
             )
             for table, row, last in (
                 ("[[2, 4, 1]]", "[2, 4, 1]", 0),
