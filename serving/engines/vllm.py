@@ -22,7 +22,15 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from starlette.types import ASGIApp
 
 from serving import machine, model_store
-from serving.config import KNOWN_METHODS, METHODS_OF_KEY, LaneConfig, ModelConfig, SpeculationConfig
+from serving.config import (
+    KEYS_OF_OURS,
+    KNOWN_METHODS,
+    METHODS_OF_KEY,
+    METHODS_WITH_DRAFT,
+    LaneConfig,
+    ModelConfig,
+    SpeculationConfig,
+)
 from serving.core import engine_options
 from serving.core.addresses import LOOPBACK
 from serving.core.errors import ConfigError
@@ -123,8 +131,7 @@ def command_line(
         defaults["distributed-executor-backend"] = ["--distributed-executor-backend", "mp"]
     if lane.speculation is not None:
         arguments += ["--speculative-config", json.dumps(speculative_config(lane.speculation))]
-        if device == "cpu":
-            arguments += ["--worker-extension-cls", "serving.engines.vllm_worker.WorkerExtension"]
+        arguments += _proposer_arguments(lane, device)
     told = {engine_options.option_of(key).removeprefix("no-") for key in given}
     for option, words in defaults.items():
         if option not in told:
@@ -141,10 +148,64 @@ def speculative_config(speculation: SpeculationConfig) -> dict[str, Any]:
     if speculation.is_shipped or path is not None:
         draft = model_store.SHIPPED_HEAD if path is None else model_store.directory_of(path)
         speculation = speculation.model_copy(update={"model": str(draft)})
+    if (proposer := _proposer(speculation)) is not None:
+        return {
+            "method": "custom_class",
+            "model": proposer,
+            "num_speculative_tokens": speculation.num_speculative_tokens,
+        } | (speculation.model_extra or {})
     if method not in KNOWN_METHODS:
-        return {"method": method} | speculation.model_dump(exclude_unset=True)
-    given: dict[str, Any] = speculation.model_dump()
+        given = speculation.model_dump(exclude_unset=True, exclude=set(KEYS_OF_OURS))
+        return {"method": method} | given
+    method = speculation.drafts_by
+    given = speculation.model_dump(exclude=set(KEYS_OF_OURS)) | {"method": method}
+    if given["num_speculative_tokens_per_batch_size"] is None:
+        del given["num_speculative_tokens_per_batch_size"]
     return {key: value for key, value in given.items() if method in METHODS_OF_KEY.get(key, {method})}
+
+
+def _proposer(speculation: SpeculationConfig) -> str | None:
+    """The class of ours that proposes; None: vLLM's own does."""
+    if speculation.method == "oracle":
+        return "serving.proposers.oracle.Oracle"
+    if speculation.method == "adaptive" and speculation.drafter == "ngram":
+        return "serving.proposers.adaptive.AdaptiveNgram"
+    return None
+
+
+def _proposer_arguments(lane: LaneConfig, device: str) -> list[str]:
+    """What a lane's worker has imported, and what ours in it are told.
+
+    Raises:
+        ConfigError: adaptive drafts of a model on CUDA, or a profile that nobody has read.
+    """
+    speculation = lane.speculation
+    assert speculation is not None
+    setting = f"lanes[{lane.name}].speculation"
+    is_cut = speculation.method == "adaptive" and speculation.drafter in METHODS_WITH_DRAFT
+    if is_cut and device != "cpu":
+        raise ConfigError(
+            f"{setting}.drafter = {speculation.drafter!r}: method adaptive has it on vLLM's CPU engine only; here "
+            "drafter must be ngram"
+        )
+    if speculation.num_speculative_tokens_per_batch_size == "auto" or (
+        speculation.method == "adaptive" and speculation.costs is None
+    ):
+        raise ConfigError(f"{setting}.profile: was not read; `tandem up` and `tandem export` do that")
+    arguments = []
+    if device == "cpu":
+        module = "vllm_adaptive_worker" if is_cut else "vllm_worker"
+        arguments += ["--worker-extension-cls", f"serving.engines.{module}.WorkerExtension"]
+    told: dict[str, Any] = {}
+    if speculation.method == "oracle":
+        told = {"rates": speculation.rates, "seed": speculation.seed}
+    elif speculation.method == "adaptive":
+        told = speculation.model_dump(
+            include={"costs", "probe_steps", "prompt_lookup_min", "prompt_lookup_max"}
+        )
+    if told:
+        arguments += ["--additional-config", json.dumps({"tandem_proposer": told})]
+    return arguments
 
 
 class VllmEngine:

@@ -1,0 +1,1 @@
+"""Drafts of our own: who proposes them within vLLM, and what decides how many."""
