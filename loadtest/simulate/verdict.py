@@ -79,7 +79,7 @@ class _Ended:
 
 
 def broken_limits(slo: Slo, latencies: Latencies) -> dict[str, Mask]:
-    """Which requests broke each limit, by its text; `failed` for those that did not complete: they broke no other."""
+    """Which requests broke each limit, by its text; `failed`: those that did not complete, which broke no other."""
     failed = np.isinf(latencies.e2e_s)
     return {FAILED: failed} | {
         limit.text: ~(_of(limit.metric, latencies) < limit.limit_s) & ~failed for limit in slo.limits

@@ -29,7 +29,13 @@ NAME = "study-adaptive"
 WORKLOAD = "mixed:" + ",".join(f"{kind}=1" for kind in KINDS)
 NUM_LOOKED_AT = 64  # prompts, for their mean length
 # The lanes of deploy/study-adaptive.yaml.
-LANES = {BATCHED: "batched", SPECULATIVE: "speculative", TABLE: "table", PLUG_IN: "adaptive", PLACEMENT: ANY_LANE}
+LANES = {
+    BATCHED: "batched",
+    SPECULATIVE: "speculative",
+    TABLE: "table",
+    PLUG_IN: "adaptive",
+    PLACEMENT: ANY_LANE,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,12 +226,12 @@ def test_an_engine_that_chooses_k_for_each_row_drafts_for_the_kinds_where_it_pay
         64,
         drafts_by_kind=((2, 2, 2), (0, 0, 0)),
     )
-    # Alone: of the first kind 9 tokens in 3 steps of 3 positions, with the draft's own time; of the other 9 plain steps.
+    # Alone: of the first kind 9 tokens in 3 steps of 3 positions, with the draft; of the other 9 plain steps.
     (_, drafted_s), (_, plain_s) = (fast(model, [Offered(0.0, 10, 10, kind)])[0] for kind in (0, 1))
     assert drafted_s == pytest.approx(0.010 + 3 * (0.003 + 0.010 + 2 * (0.020 + 0.003)))
     assert plain_s == pytest.approx(0.010 + 9 * 0.001)
-    # The second comes a step later, so its prompt shares a step with the first's drafts; then two steps are of both, with
-    # 3 + 1 positions and drafts for one row only.
+    # The second comes a step later, so its prompt shares a step with the first's drafts; then two steps have
+    # both, 3 + 1 positions and drafts for one row only.
     (_, first_s), (_, second_s) = fast(model, [Offered(0.0, 5, 10, 0), Offered(0.0, 5, 10, 1)])
     draft_s = 0.010 + 2 * (0.020 + 0.003)
     assert first_s == pytest.approx(0.005 + (3 + 5) * 0.001 + 2 * 0.004 + 3 * draft_s)
@@ -239,5 +239,7 @@ def test_an_engine_that_chooses_k_for_each_row_drafts_for_the_kinds_where_it_pay
 
 
 def test_drafts_of_a_kind_are_as_many_as_those_of_the_lane() -> None:
-    with pytest.raises(ValueError, match="drafts_by_kind has 2 entries for a kind of text, drafts_by_batch 3"):
+    with pytest.raises(
+        ValueError, match="drafts_by_kind has 2 entries for a kind of text, drafts_by_batch 3"
+    ):
         LaneModel("any", CostModel(STEP), same_drafts(1, 2), ((0.5,),), drafts_by_kind=((1, 1),))

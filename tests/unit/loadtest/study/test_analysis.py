@@ -96,9 +96,7 @@ def test_repeats_are_drawn_for_all_arms_alike() -> None:
 
 def test_the_best_fixed_arm_is_chosen_within_each_draw() -> None:
     # In each repeat one of the fixed arms is as good as the adaptive one: only both repeats together are not.
-    found = study(
-        plain=[steps(80), steps(40)], drafts=[steps(40), steps(80)], adapts=[steps(80), steps(80)]
-    )
+    found = study(plain=[steps(80), steps(40)], drafts=[steps(40), steps(80)], adapts=[steps(80), steps(80)])
     gain = found.gain("adapts")
     assert gain.value == pytest.approx(80 / 60)
     assert (gain.low, gain.high) == pytest.approx((1.0, 80 / 60))
