@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from serving.config import SchedulerConfig
 from serving.core.lane import ReplicaInfo, Strategy
 from serving.core.request import ReplicaVerdict, RequestEnd, SchedulingRequest
+from serving.core.speculation.cost_model import CostModel
+from serving.core.speculation.step_time import LinearStepTime
 from serving.scheduler.core import SchedulerCore
+from serving.scheduler.lane_costs import LaneCost
 
 SLOTS_PER_REPLICA = 4
 NUM_TENANTS = 20
@@ -58,6 +61,7 @@ def measure_core(
         {
             "order": order,
             "placement": placement,
+            "profile": "none is read" if placement == "adaptive" else None,
             "seed": seed,
             "max_waiting_requests": 1_000_000,
             "max_waiting_tokens": NO_BOUND,
@@ -67,7 +71,9 @@ def measure_core(
     rng = random.Random(seed)
     requests = _requests(rng)
     num_slots = num_replicas * SLOTS_PER_REPLICA
-    core = SchedulerCore(config)
+    core = SchedulerCore(
+        config, lane_costs={"batched": LaneCost(CostModel(LinearStepTime(0.01, 0.001, 1e-6)))}
+    )
     core.replica_ready(_replica(0))
     for _ in range(num_slots + num_waiting):
         _must_wait(core, next(requests), 0.0)

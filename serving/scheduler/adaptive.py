@@ -53,12 +53,20 @@ class _Sequences:
     def count(self) -> float:
         return sum(self.by_kind.values())
 
-    def towards(self, other: _Sequences, weight: float) -> _Sequences:
-        """The mean of both, the other with so much of the weight."""
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What requests found on shared cores: a mean that forgets, once it is of more than a few."""
+
+    mean: _Sequences
+    num_requests: int = 1
+
+    def after(self, found: _Sequences) -> _Found:
+        weight = max(FORGET, 1 / (self.num_requests + 1))
         mean = _Sequences()
-        mean.add(self, 1 - weight)
-        mean.add(other, weight)
-        return mean
+        mean.add(self.mean, 1 - weight)
+        mean.add(found, weight)
+        return _Found(mean, self.num_requests + 1)
 
 
 @dataclass(slots=True)
@@ -121,7 +129,7 @@ class Adaptive(PlacementPolicy):
         self._estimator = AcceptanceEstimator(priors)
         self._replicas: dict[str, _Replica] = {}
         self._on_cores: dict[str, dict[str, _Replica]] = {}
-        self._found: dict[tuple[str, str], _Sequences] = {}  # on shared cores, by model
+        self._found: dict[tuple[str, str], _Found] = {}  # on shared cores, by model
         self._running: dict[str, _Running] = {}
         self._last_lane: dict[tuple[str, TextKind], str] = {}
         self._choice: Choice | None = None
@@ -181,7 +189,7 @@ class Adaptive(PlacementPolicy):
         key = _cores(info), info.model
         known = self._found.get(key)
         # Idle cores say that the load is gone.
-        self._found[key] = known.towards(found, FORGET) if known and found.count else found
+        self._found[key] = known.after(found) if known and found.count else _Found(found)
 
     def _free_now(self, info: ReplicaInfo) -> _Sequences:
         free = _Sequences()
@@ -437,7 +445,7 @@ class Adaptive(PlacementPolicy):
         if len(self._sharing(info)) == 1 or not free.count:
             return free
         found = self._found.get((_cores(info), info.model))
-        return found.towards(free, FORGET) if found else free
+        return found.after(free).mean if found else free
 
     def _sharing(self, info: ReplicaInfo) -> Collection[_Replica]:
         return self._on_cores[_cores(info)].values()

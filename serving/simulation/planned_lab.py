@@ -109,7 +109,7 @@ class PlannedLab:
             ended; `at_s` of the requests is then no matter.
         num_cells: schedulers; replicas are dealt out to them in turn, and a request goes to one by chance.
         seed: of that chance, and of how many drafts are accepted.
-        text_kinds: what the scheduler takes each kind of text for, of `Offered.kind`; what is beyond its end is open.
+        text_kinds: what the scheduler takes each kind of text for, by `Offered.kind`; beyond its end it is open.
         lane_costs: what the scheduler expects of lanes, for placement `adaptive`; None: what they do.
         shares_cores: all replicas take turns on the same cores; else each has its own.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from serving.config import SchedulerConfig
@@ -9,6 +10,7 @@ from serving.core.lane import ReplicaInfo, Strategy
 from serving.core.request import SchedulingRequest
 from serving.scheduler.breaker import Breaker
 from serving.scheduler.core import SchedulerCore
+from serving.scheduler.lane_costs import LaneCost
 from serving.scheduler.ledger import Load
 from serving.scheduler.order import WaitingRequest
 from serving.scheduler.placement import ReplicaState
@@ -60,13 +62,17 @@ def loaded(replica_id: str, running: int = 0, outstanding_tokens: int = 0) -> Re
 
 
 def core(
-    *replicas: ReplicaInfo, max_waiting: int = 100, settled_at_s: float = -1.0, **settings: Any
+    *replicas: ReplicaInfo,
+    max_waiting: int = 100,
+    settled_at_s: float = -1.0,
+    lane_costs: Mapping[str, LaneCost] | None = None,
+    **settings: Any,
 ) -> SchedulerCore:
     """A core whose requests expire after 10 s, with these replicas ready."""
     config = SchedulerConfig(
         **{"max_waiting_requests": max_waiting, "max_queue_wait_s": 10, "seed": 0} | settings
     )
-    made = SchedulerCore(config, settled_at_s=settled_at_s)
+    made = SchedulerCore(config, settled_at_s=settled_at_s, lane_costs=lane_costs)
     for info in replicas:
         made.replica_ready(info)
     return made

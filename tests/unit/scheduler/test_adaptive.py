@@ -1,0 +1,363 @@
+"""Which lane requests that pin none go to, and why, when placement weighs what each lane would give."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from serving.core.choice import Choice, Why
+from serving.core.lane import ReplicaInfo, Strategy
+from serving.core.request import Lease, ReplicaVerdict, RequestEnd, SchedulingRequest
+from serving.core.speculation.acceptance import geometric_rates
+from serving.core.speculation.cost_model import CostModel
+from serving.core.speculation.step_time import DraftCost, LinearStepTime
+from serving.core.speculation.text_kind import TextKind
+from serving.scheduler.adaptive import Adaptive
+from serving.scheduler.breaker import Breaker
+from serving.scheduler.core import SchedulerCore
+from serving.scheduler.lane_costs import LaneCost
+from serving.scheduler.ledger import Load
+from serving.scheduler.placement import ReplicaState
+from tests.unit.scheduler.examples import core, placed, replica, request
+
+K = 3
+STEP = LinearStepTime(0.020, 0.002, 1e-7)
+PRIORS = {
+    TextKind.COPY: geometric_rates(0.9, K),
+    TextKind.OPEN: geometric_rates(0.2, K),
+}
+COSTS = {
+    "batched": LaneCost(CostModel(STEP)),
+    "speculative": LaneCost(CostModel(STEP, DraftCost(0.002, 0.002)), (K,), PRIORS),
+}
+COPY, OPEN = TextKind.COPY, TextKind.OPEN
+
+
+def plain(replica_id: str = "b", **fields: Any) -> ReplicaInfo:
+    return replace(replica(replica_id, max_running=16), **fields)
+
+
+def drafting(replica_id: str = "s", **fields: Any) -> ReplicaInfo:
+    return replace(replica(replica_id, "speculative", Strategy.SPECULATIVE, max_running=16), **fields)
+
+
+def policy(*replicas: ReplicaInfo, margin: float = 0.0, costs: dict[str, LaneCost] | None = None) -> Adaptive:
+    made = Adaptive(COSTS if costs is None else costs, margin, random.Random(0))
+    for info in replicas:
+        made.join(info)
+    return made
+
+
+def states(*replicas: ReplicaInfo) -> list[ReplicaState]:
+    return [ReplicaState(info, Load(), Breaker(3, 5)) for info in replicas]
+
+
+def ask(number: int | str, kind: TextKind, **fields: Any) -> SchedulingRequest:
+    sizes = {"prompt_tokens": 50, "max_output_tokens": 100}
+    return request(f"r{number}", kind=kind, **sizes | fields)
+
+
+def run(made: Adaptive, asked: SchedulingRequest, info: ReplicaInfo) -> None:
+    """The request runs there, whoever chose it."""
+    made.placed(asked, info)
+
+
+def choice(made: Adaptive, asked: SchedulingRequest, *among: ReplicaInfo) -> Choice:
+    made.choose(asked, states(*among))
+    found = made.explain()
+    assert found is not None
+    return found
+
+
+def adaptive_core(*replicas: ReplicaInfo, **settings: Any) -> SchedulerCore:
+    return core(*replicas, placement="adaptive", profile="none is read", lane_costs=COSTS, **settings)
+
+
+# The score
+
+
+def test_what_can_be_guessed_goes_to_drafts_and_what_cannot_does_not() -> None:
+    lanes = plain(), drafting()
+    made = policy(*lanes)
+    assert choice(made, ask(1, COPY), *lanes).lane == "speculative"
+    assert choice(made, ask(2, OPEN), *lanes).lane == "batched"
+
+
+def test_a_score_is_what_all_on_the_replica_gain_by_the_request() -> None:
+    info = drafting()
+    made = policy(info)
+    for number in range(3):
+        run(made, ask(number, OPEN), info)
+    (score,) = choice(made, ask(9, COPY), info).scores
+    cost = COSTS["speculative"].cost
+    hard, easy = (1 + sum(PRIORS[kind]) for kind in (OPEN, COPY))
+    before = 3 * hard / cost.decode_step_s(3, 100, K)
+    after = (3 * hard + easy) / cost.decode_step_s(4, 100, K)
+    assert score.tokens_per_s == pytest.approx(after)
+    assert score.score == pytest.approx(after - before)
+    assert (score.batch, score.context_tokens, score.num_drafts, score.num_sharing) == (4, 100, K, 1)
+    assert score.tokens_per_step == pytest.approx(easy)
+
+
+def test_drafts_are_left_when_their_batch_has_grown() -> None:
+    lanes = plain(), drafting()
+    made = policy(*lanes)
+    for number in range(8):
+        run(made, ask(number, COPY), lanes[1])
+    assert choice(made, ask("n", COPY), *lanes).lane == "batched"
+
+
+def test_on_cores_of_their_own_replicas_of_a_lane_fill_alike() -> None:
+    infos = [plain(name) for name in "abc"]
+    made = adaptive_core(*infos)
+    for number in range(12):
+        made.submit(ask(number, OPEN), 0.0)
+    where = [place for _, place in placed(made)]
+    assert sorted(where.count(info.replica_id) for info in infos) == [4, 4, 4]
+
+
+# Shared cores
+
+MACHINE = {"cores": "the machine"}
+
+
+def test_on_shared_cores_all_are_asked_to_one_lane_and_leave_it_together() -> None:
+    lanes = plain(**MACHINE), drafting(**MACHINE)
+    made = policy(*lanes)
+    apart = policy(plain(), drafting())
+    for number in range(3):
+        run(made, ask(number, COPY), lanes[1])
+        run(apart, ask(number, COPY), drafting())
+    # Alone on a machine of its own it would run without drafts; here it would take half of the others' time.
+    assert choice(apart, ask("n", OPEN), plain(), drafting()).lane == "batched"
+    assert choice(made, ask("n", OPEN), *lanes).lane == "speculative"
+    for number in range(4, 16):
+        run(made, ask(number, OPEN), lanes[1])
+    # Now they are many and hard: all would be better off without, though today all would share with one.
+    assert choice(made, ask("m", OPEN), *lanes).lane == "batched"
+
+
+def test_a_busy_replica_that_nobody_may_move_takes_its_turns() -> None:
+    lanes = plain(**MACHINE), drafting(**MACHINE)
+    other = replace(replica("q", "sequential", Strategy.SEQUENTIAL, takes_unpinned=False), **MACHINE)
+    made = policy(*lanes, other)
+    alone = choice(made, ask(1, COPY), *lanes)
+    run(made, ask(2, OPEN, lane="sequential"), other)
+    shared = choice(made, ask(3, COPY), *lanes)
+    assert [score.num_sharing for score in shared.scores] == [2, 2]
+    assert shared.scores[0].tokens_per_s == pytest.approx(alone.scores[0].tokens_per_s / 2)
+
+
+def test_on_shared_cores_it_waits_for_the_better_lane_and_elsewhere_it_does_not() -> None:
+    for cores, expected in (("the machine", {"s": 1}), ("", {"s": 1, "b": 1})):
+        made = adaptive_core(plain(cores=cores), drafting(cores=cores, max_running=1))
+        for number in range(2):
+            assert made.submit(ask(number, COPY), 0.0) is None
+        where = [place for _, place in placed(made)]
+        assert {place: where.count(place) for place in where} == expected
+
+
+def test_who_may_not_wait_and_who_is_pinned_take_the_room_there_is() -> None:
+    made = adaptive_core(plain(**MACHINE), drafting(max_running=1, **MACHINE), max_waiting=1)
+    assert made.submit(ask(0, COPY), 0.0) is None
+    assert placed(made) == [("r0", "s")]
+    assert made.submit(ask(1, COPY, max_queue_s=0.0), 0.0) is None
+    assert placed(made) == [("r1", "b")]
+    assert made.submit(ask(2, COPY), 0.0) is None
+    assert placed(made) == []
+    refusal = made.submit(ask(3, COPY), 0.0)
+    assert refusal is not None, "the queue is bounded though there is room"
+    assert refusal.reason == "queue_full"
+    assert made.submit(ask(4, COPY, lane="batched"), 0.0) is None
+    assert placed(made) == [("r4", "b")]
+    made.release("r1", 1.0)
+    made.release("r4", 1.0)
+    made.release("r0", 1.0)
+    assert placed(made) == [("r2", "s")]
+
+
+def test_nobody_waits_for_a_lane_whose_breaker_is_open() -> None:
+    made = adaptive_core(plain(**MACHINE), drafting(max_running=1, **MACHINE), breaker_failures=1)
+    for number in range(2):
+        made.submit(ask(number, COPY), 0.0)
+    assert placed(made) == [("r0", "s")]
+    made.release("r0", 0.0, RequestEnd(ReplicaVerdict.FAILED))
+    assert placed(made) == [("r1", "b")]
+
+
+# What it may choose from
+
+
+def test_pins_options_and_avoided_replicas_hold_as_under_any_placement() -> None:
+    made = adaptive_core(plain(), drafting())
+    for asked in (
+        ask("pinned", COPY, lane="batched"),
+        ask("plain", COPY, needs_plain_decoding=True),
+        ask("avoids", COPY, avoid_replica="s"),
+    ):
+        made.submit(asked, 0.0)
+    assert {place for _, place in placed(made)} == {"b"}
+
+
+def test_a_pin_is_no_choice_and_one_lane_is_the_only_one() -> None:
+    made = adaptive_core(plain("b1"), plain("b2"))
+    made.submit(ask(1, COPY, lane="batched"), 0.0)
+    made.submit(ask(2, COPY), 0.0)
+    pinned, free = made.dispatch(0.0)
+    assert pinned.choice is None
+    assert free.choice is not None
+    assert free.choice.why is Why.ONLY_CHOICE
+    assert str(free.choice).endswith("kind=copy why=only_choice")
+    assert "other" not in str(free.choice)
+
+
+# Hysteresis
+
+
+def flaps(margin: float) -> int:
+    """Changes of lane of requests of one kind, between two lanes whose scores cross again and again."""
+    lanes = plain(), drafting()
+    made = policy(*lanes, margin=margin)
+    chosen = []
+    for number in range(40):
+        extra = ask(f"x{number}", COPY)
+        for other in range(1 if number % 2 else 7):
+            run(made, ask(f"x{number}-{other}", COPY), lanes[1])
+        chosen.append(choice(made, extra, *lanes).lane)
+        for other in range(1 if number % 2 else 7):
+            made.ended(f"rx{number}-{other}", RequestEnd())
+    return sum(before != after for before, after in pairwise(chosen))
+
+
+def test_a_lane_is_kept_until_another_is_better_by_the_margin() -> None:
+    assert flaps(0.0) == 39
+    assert flaps(0.9) == 0
+    lanes = plain(), drafting()
+    made = policy(*lanes, margin=0.9)
+    assert choice(made, ask(1, COPY), *lanes).why is Why.SCORE
+    for number in range(8):
+        run(made, ask(f"x{number}", COPY), lanes[1])
+    kept = choice(made, ask(2, COPY), *lanes)
+    assert (kept.lane, kept.why, kept.scores[0].lane) == ("speculative", Why.KEPT, "batched")
+    # Of another kind nothing is kept.
+    assert choice(made, ask(3, OPEN), *lanes).lane == "batched"
+
+
+def test_on_shared_cores_the_lane_on_which_most_run_is_kept_for_all_kinds_and_an_idle_machine_keeps_none() -> (
+    None
+):
+    lanes = plain(**MACHINE), drafting(**MACHINE)
+    made = policy(*lanes, margin=3.0)
+    run(made, ask(1, OPEN), lanes[0])
+    kept = choice(made, ask(2, COPY), *lanes)
+    assert (kept.lane, kept.why) == ("batched", Why.KEPT)
+    made.ended("r1", RequestEnd())
+    assert choice(made, ask(3, COPY), *lanes).lane == "speculative"
+
+
+# What it learns
+
+
+def ended(output_tokens: int, num_steps: int | None) -> RequestEnd:
+    return RequestEnd(ReplicaVerdict.HEALTHY, 0.1, output_tokens, num_steps)
+
+
+def test_requests_that_end_say_what_drafts_give_on_that_lane() -> None:
+    lanes = plain(), drafting()
+    made = policy(*lanes)
+    assert choice(made, ask("a", OPEN), *lanes).lane == "batched"
+    for number in range(20):
+        asked = ask(number, OPEN)
+        run(made, asked, lanes[1])
+        made.ended(asked.request_id, ended(output_tokens=1 + 4 * 30, num_steps=31))
+    assert choice(made, ask("b", OPEN), *lanes).lane == "speculative"
+    sums = made.accepted["speculative", OPEN]
+    assert sums.observed == 20 * 30 * K
+    # What was expected of each when it came: less, and more and more.
+    assert 20 * 30 * sum(PRIORS[OPEN]) < sums.predicted < sums.observed
+    bins = made.reliability["speculative"].bins()
+    assert sum(part.num_requests for part in bins) == 20
+    assert all(part.observed == 1 for part in bins)
+
+
+@pytest.mark.parametrize(
+    ("end", "observed"),
+    [
+        (ended(61, 31), 30),  # 30 steps after the first gave 60 tokens
+        (ended(500, 31), 30 * K),  # chunks were merged: no step gives more than k + 1
+        (ended(31, 40), 0),
+        (ended(61, None), None),
+        (ended(1, 1), None),
+        (RequestEnd(), None),
+    ],
+)
+def test_only_steps_that_were_counted_say_something(end: RequestEnd, observed: int | None) -> None:
+    info = drafting()
+    made = policy(info)
+    run(made, ask(1, COPY), info)
+    made.ended("r1", end)
+    sums = made.accepted.get(("speculative", COPY))
+    assert (sums.observed if sums else None) == observed
+
+
+def test_of_a_lane_whose_k_follows_the_batch_only_requests_of_one_k_say_something() -> None:
+    costs = COSTS | {"speculative": replace(COSTS["speculative"], drafts_by_batch=(K, K, 0))}
+    info = drafting()
+    made = policy(info, costs=costs)
+    run(made, ask(1, COPY), info)
+    run(made, ask(2, COPY), info)
+    made.ended("r1", ended(61, 31))
+    assert not made.accepted
+    made.ended("r2", ended(61, 31))
+    assert not made.accepted
+    run(made, ask(3, COPY), info)
+    made.ended("r3", ended(61, 31))
+    assert made.accepted["speculative", COPY].observed == 30
+
+
+# Replicas that come and go, and books that stay straight
+
+
+def test_a_replica_that_is_back_has_what_runs_on_it() -> None:
+    info = drafting()
+    made = policy(info)
+    run(made, ask(1, COPY), info)
+    made.forget("s")
+    run_there = choice(policy(info), ask(2, COPY), info).scores[0].batch
+    made.join(info)
+    assert choice(made, ask(2, COPY), info).scores[0].batch == run_there + 1
+    made.ended("r1", RequestEnd())
+    assert choice(made, ask(2, COPY), info).scores[0].batch == run_there
+
+
+def test_a_lease_from_before_counts_as_open_and_stays_where_it_is() -> None:
+    lanes = plain(**MACHINE), drafting(**MACHINE)
+    made = policy(*lanes)
+    made.adopted(Lease("old", "s", 100, num_sequences=2))
+    scores = {score.lane: score for score in choice(made, ask(1, COPY), *lanes).scores}
+    assert (scores["speculative"].batch, scores["batched"].batch) == (3, 1)
+    assert scores["batched"].num_sharing == 2
+    made.ended("old", RequestEnd())
+    assert {score.batch for score in choice(made, ask(2, COPY), *lanes).scores} == {1}
+
+
+def test_a_lane_that_nobody_measured_takes_no_request_that_pins_none() -> None:
+    with pytest.raises(ValueError, match="lane 'other'"):
+        policy(replica("o", "other"))
+    policy(replica("o", "other", takes_unpinned=False))
+
+
+def test_what_it_chose_is_counted_and_kept_for_people() -> None:
+    lanes = plain(), drafting()
+    made = policy(*lanes)
+    for number in range(30):
+        choice(made, ask(number, COPY), *lanes)
+    assert made.choices == {("speculative", COPY, Why.SCORE): 30}
+    assert len(made.last_choices) == 20
+    text = str(made.last_choices[-1])
+    first, second = (score.score for score in made.last_choices[-1].scores)
+    assert text == f"lane=speculative score={first:.1f} other=batched:{second:.1f} kind=copy why=score"
