@@ -238,6 +238,22 @@ def test_an_engine_that_chooses_k_for_each_row_drafts_for_the_kinds_where_it_pay
     assert second_s == pytest.approx(first_s + 7 * 0.001)
 
 
+def test_rows_with_drafts_of_different_length_share_the_passes_of_the_longest() -> None:
+    model = LaneModel(
+        "any",
+        CostModel(LinearStepTime(0.0, 0.001, 0), DraftCost(0.010, 0.020, 0.003)),
+        same_drafts(2, 2),
+        ((1.0, 1.0), (1.0, 1.0)),
+        64,
+        drafts_by_kind=((2, 2, 2), (1, 1, 1)),
+    )
+    # The second's prompt comes in the first's first step with drafts; then two steps have both: 3 + 2 positions, two
+    # passes, three drafted tokens.
+    (_, first_s), _ = fast(model, [Offered(0.0, 5, 10, 0), Offered(0.0, 5, 10, 1)])
+    alone_s, both_s = 0.010 + 2 * 0.020 + 2 * 0.003, 0.010 + 2 * 0.020 + 3 * 0.003
+    assert first_s == pytest.approx(0.005 + (3 + 5) * 0.001 + alone_s + 2 * (0.005 + both_s))
+
+
 def test_drafts_of_a_kind_are_as_many_as_those_of_the_lane() -> None:
     with pytest.raises(
         ValueError, match="drafts_by_kind has 2 entries for a kind of text, drafts_by_batch 3"
