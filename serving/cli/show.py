@@ -21,6 +21,7 @@ from serving.progress import progress
 
 MAX_REFUSALS_SHOWN = 5
 MAX_GROUPS_SHOWN = 12
+MAX_CHOICES_SHOWN = 5
 
 
 @click.command()
@@ -64,6 +65,8 @@ def show_scheduler(scheduler: dict[str, Any]) -> None:
         f"{len(scheduler['gateways'])} gateway(s), {scheduler['leases']} running, {scheduler['waiting']} waiting"
         + (", DRAINING" if scheduler["draining"] else "")
     )
+    if adaptive := scheduler.get("adaptive"):
+        _show_choices(console, adaptive)
     for lane in scheduler["lanes"]:
         for absent in lane.get("absent", ()):
             console.print(f"away: lane {lane['lane']}, {absent['url']}: {absent['why']}", markup=False)
@@ -77,6 +80,52 @@ def show_scheduler(scheduler: dict[str, Any]) -> None:
     for note in scheduler["last_refusals"][:MAX_REFUSALS_SHOWN]:
         lane = note["lane"] or "any lane"
         console.print(f"  {note['seconds_ago']:.0f} s ago: {note['reason']}, tenant {note['tenant']}, {lane}")
+
+
+def _show_choices(console: Console, adaptive: dict[str, Any]) -> None:
+    """How often each lane was chosen for which kind of text, and what the last choices were made from."""
+    if adaptive["choices"]:
+        console.print()
+        console.print(
+            "chosen so far: "
+            + ", ".join(
+                f"{each['lane']} for {each['kind']} ({each['why']}) {each['requests']}"
+                for each in adaptive["choices"]
+            ),
+            markup=False,
+        )
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in (
+        "chosen",
+        "kind",
+        "why",
+        "lane",
+        "score",
+        "tokens/s",
+        "batch",
+        "context",
+        "k",
+        "per step",
+        "turns",
+    ):
+        table.add_column(heading, no_wrap=True)
+    for choice in adaptive["last_choices"][:MAX_CHOICES_SHOWN]:
+        whose = [choice["lane"], choice["kind"], choice["why"]]
+        for score in choice["scores"]:
+            table.add_row(
+                *whose,
+                score["lane"],
+                f"{score['score']:.1f}",
+                f"{score['tokens_per_s']:.1f}",
+                f"{score['batch']:.1f}",
+                f"{score['context_tokens']:.0f}",
+                str(score["num_drafts"]),
+                f"{score['tokens_per_step']:.2f}",
+                str(score["num_sharing"]),
+            )
+            whose = ["", "", ""]
+    if table.rows:
+        console.print(table)
 
 
 def lane_table(scheduler: dict[str, Any]) -> Table:

@@ -17,7 +17,7 @@ def prompt_kind(body: Mapping[str, Any]) -> TextKind:
     prompt = body.get("messages") if "messages" in body else body.get("prompt")
     parts = prompt if isinstance(prompt, list) else [prompt]
     half = MAX_CHARS // 2
-    beginning = _joined(_texts(islice(parts, MAX_PARTS)), half + 1)
+    beginning = _joined(texts_of(islice(parts, MAX_PARTS)), half + 1)
     if len(beginning) <= half and len(parts) <= MAX_PARTS:
         return features_of(beginning).kind
     return features_of(f"{beginning[:half]}\n{_ending(parts, half)}").kind
@@ -39,7 +39,7 @@ def _ending(parts: list[Any], most: int) -> str:
     kept: list[str] = []
     left = most
     for part in islice(reversed(parts), MAX_PARTS):
-        for text in reversed(list(_texts([part]))):
+        for text in reversed(list(texts_of([part]))):
             if left <= 0:
                 return "\n".join(reversed(kept))
             kept.append(text[-left:])
@@ -47,7 +47,7 @@ def _ending(parts: list[Any], most: int) -> str:
     return "\n".join(reversed(kept))
 
 
-def _texts(parts: Iterable[Any]) -> Iterator[str]:
+def texts_of(parts: Iterable[Any]) -> Iterator[str]:
     for part in parts:
         if isinstance(part, str):
             yield part

@@ -16,9 +16,12 @@ from aiohttp import web
 from serving.config import LaneConfig, SchedulerConfig
 from serving.core.lane import AttachedServer, EngineFacts, ReplicaInfo, Strategy
 from serving.core.request import Lease, ReplicaVerdict, RequestEnd
+from serving.core.speculation.cost_model import CostModel
+from serving.core.speculation.step_time import LinearStepTime
 from serving.http_server import serve_app
 from serving.scheduler import protocol
 from serving.scheduler.client import SchedulerClient
+from serving.scheduler.lane_costs import LaneCost
 from serving.scheduler.service import SchedulerService, build_scheduler_app
 from tests.unit.scheduler.examples import request
 
@@ -28,6 +31,8 @@ LANES = [
 ]
 
 
+# For placement `adaptive`: as if the lane drafted.
+LANE_COSTS = {"batched": LaneCost(CostModel(LinearStepTime(0.02, 0.002, 0)), (3,))}
 ENGINE = EngineFacts("simulated", "simulated 1", has_model=False, device="none", dtype="none")
 
 
@@ -60,7 +65,9 @@ class ControlPlane:
         self._address: str | None = None
 
     async def start(self, *, settle_s: float = 0, **settings: Any) -> None:
-        self.service = SchedulerService(SchedulerConfig(**settings), LANES, self.clock, settle_s)
+        self.service = SchedulerService(
+            SchedulerConfig(**settings), LANES, self.clock, settle_s, lane_costs=LANE_COSTS
+        )
         app = build_scheduler_app(self.service, own_address=lambda: self._address or "")
         self._server, self._serving, self._address = await serve_app(app, "127.0.0.1")
 

@@ -1,0 +1,82 @@
+"""What is expected of lanes before a request was seen, by a profile."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from serving import config
+from serving.calibration.fit import Residuals
+from serving.calibration.profile import LaneProfile, Profile, save
+from serving.core.errors import ConfigError
+from serving.core.speculation.step_time import DraftCost, LinearStepTime
+from serving.core.speculation.text_kind import TextKind
+from serving.scheduler.lane_costs import lane_costs, lane_costs_of
+
+STEP = LinearStepTime(0.02, 0.002, 0)
+FITTED = Residuals(20, 0.01, 0.02, 0.03, 0)
+PROFILE = Profile(
+    1,
+    datetime(2026, 3, 1, tzinfo=UTC),
+    "any",
+    {},
+    {},
+    (
+        LaneProfile("batched", 16, STEP, FITTED),
+        LaneProfile(
+            "speculative",
+            16,
+            STEP,
+            FITTED,
+            num_drafts=2,
+            draft_cost=DraftCost(0.001),
+            acceptance={"copy": (0.9, 0.8), "chat": (0.4, 0.2), "rag": (0.6, 0.4), "mine": (0.1, 0.0)},
+            draft_share={"copy": 0.9, "chat": 0.2},
+        ),
+    ),
+)
+LAB = """
+lanes:
+  - {name: batched, strategy: batched, engine: openai, urls: ["http://127.0.0.1:1"]}
+  - {name: %s, strategy: speculative, engine: openai, urls: ["http://127.0.0.1:2"], takes_unpinned: %s}
+scheduler: {placement: %s, profile: %s}
+"""
+
+
+def lab(
+    tmp_path: Path, *, lane: str = "speculative", takes: bool = True, placement: str = "adaptive"
+) -> config.LabConfig:
+    save(PROFILE, tmp_path / "profile.json")
+    (tmp_path / "lab.yaml").write_text(LAB % (lane, str(takes).lower(), placement, tmp_path / "profile.json"))
+    return config.load(tmp_path / "lab.yaml")
+
+
+def test_workloads_are_kinds_of_text_and_those_of_one_kind_their_mean() -> None:
+    cost = lane_costs(PROFILE, ["batched", "speculative"])["speculative"]
+    assert cost.priors[TextKind.COPY] == (0.9, 0.8)
+    assert cost.priors[TextKind.GROUNDED] == pytest.approx((0.5, 0.3))
+    assert set(cost.priors) == {TextKind.COPY, TextKind.GROUNDED}, "what no kind is known of says nothing"
+    assert cost.share(TextKind.GROUNDED) == pytest.approx(0.6)  # 1 where it was not given
+    assert cost.share(TextKind.OPEN) == pytest.approx((0.9 + 0.6) / 2)
+    assert (cost.num_drafts(1), cost.num_drafts(500), cost.max_drafts) == (2, 2, 2)
+    assert cost.cost.decode_step_s(1, 0, 2) == pytest.approx(0.02 + 3 * 0.002 + 0.001)
+
+
+def test_a_lane_that_the_profile_lacks_is_named_with_the_setting(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"scheduler\.profile = .*lane 'other' is not in the profile"):
+        lane_costs_of(lab(tmp_path, lane="other"))
+    assert set(lane_costs_of(lab(tmp_path, lane="other", takes=False)) or {}) == {"batched"}
+    assert lane_costs_of(lab(tmp_path, lane="other", placement="least_outstanding")) is None
+    (tmp_path / "lab.yaml").unlink()
+    given = lab(tmp_path)
+    (tmp_path / "profile.json").unlink()
+    with pytest.raises(ConfigError, match=r"scheduler\.profile = .*cannot be read"):
+        lane_costs_of(given)
+
+
+def test_adaptive_without_a_profile_is_refused() -> None:
+    data = {"lanes": [{"name": "b", "strategy": "batched"}], "scheduler": {"placement": "adaptive"}}
+    with pytest.raises(ConfigError, match="'adaptive' needs profile"):
+        config.from_data(data, "lab.yaml")
