@@ -17,7 +17,7 @@ from serving import model_store
 from serving.core.speculation.step_time import DraftCost, LinearStepTime
 from tests.profiles import lane_profile, write_profile
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 STORIES = [
     f"Write a short story about {what}."
@@ -25,7 +25,6 @@ STORIES = [
         "a lighthouse keeper who collects lost letters",
         "two sisters who repair an old boat",
         "a fox that learns to read",
-        "a clockmaker in a town without time",
     )
 ]
 COPY = (
@@ -34,8 +33,8 @@ COPY = (
 )
 # All stories alone, twice: an oracle guesses only what it has heard before.
 GROUPS = [*([story] for story in STORIES), *([story] for story in STORIES), [COPY], [*STORIES, COPY]]
-FIRST, AGAIN, COPIED, TOGETHER = slice(0, 4), slice(4, 8), slice(8, 9), slice(9, 10)
-MAX_TOKENS = 64
+FIRST, AGAIN, COPIED, TOGETHER = slice(0, 3), slice(3, 6), slice(6, 7), slice(7, 8)
+MAX_TOKENS = 48
 RATES = [1.0, 0.5, 0.0]
 BASE = {
     "strategy": "speculative",
@@ -59,7 +58,7 @@ DRAFTED: dict[str, dict[str, Any]] = {
         "prompt_lookup_min": 1,
         "costs": {"fixed_s": 1, "token_s": 0.5},
     },
-    # Alone a draft pays if a third are right, of five at once if two thirds are.
+    # Alone a draft pays if a third are right, of four at once if two thirds are.
     "head-adaptive": {
         "method": "adaptive",
         "drafter": "eagle3",
@@ -114,7 +113,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
 def ask(config: Path, lane: str) -> list[dict[str, Any]]:
     """Each lane in a process of its own: where vLLM has drafted by n-grams it starts no further engine."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.e2e.proposers_in_vllm", str(config), lane],
+        [sys.executable, "-m", "tests.e2e.proposers_in_vllm", str(config), lane, str(MAX_TOKENS)],
         input=json.dumps(GROUPS),
         env=os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
         capture_output=True,
