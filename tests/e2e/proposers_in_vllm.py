@@ -1,7 +1,8 @@
 """Run as a program, for an engine has a process of its own: what one lane answers and drafts.
 
-`python -m tests.e2e.proposers_in_vllm CONFIG LANE MAX_TOKENS` starts vLLM with the arguments of that lane, reads a JSON list
-of groups of prompts, each group asked at once, and prints for each the greedy answers' tokens and what was drafted.
+`python -m tests.e2e.proposers_in_vllm CONFIG LANE MAX_TOKENS` starts vLLM with the arguments of that lane,
+reads a JSON list of groups of prompts, each group asked at once, and prints for each the greedy answers' tokens and
+what was drafted.
 """
 
 from __future__ import annotations
