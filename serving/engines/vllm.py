@@ -1,6 +1,6 @@
 """vLLM behind its own OpenAI application. It imports vLLM late: the environment that vLLM reads at import must be
 set first. Else only `vllm_arguments` and `vllm_frontend` do, imported as late, and what vLLM imports by name in
-processes of its own: `steps.vllm_schedulers` and `vllm_worker`."""
+processes of its own: `steps.vllm_schedulers`, `vllm_worker`, `vllm_adaptive_worker`, `serving.proposers`."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ from serving.engines.base import EngineTally, FinishedRequest
 from serving.engines.steps.log import PATH_VARIABLE, StepLog
 from serving.engines.stream_refusal import refuse_by_status
 from serving.environment import metrics_faults, vllm_faults
+from serving.proposers.settings import KEY as PROPOSER_KEY
 
 logger = logging.getLogger(__name__)
 
@@ -204,7 +205,7 @@ def _proposer_arguments(lane: LaneConfig, device: str) -> list[str]:
             include={"costs", "probe_steps", "prompt_lookup_min", "prompt_lookup_max"}
         )
     if told:
-        arguments += ["--additional-config", json.dumps({"tandem_proposer": told})]
+        arguments += ["--additional-config", json.dumps({PROPOSER_KEY: told})]
     return arguments
 
 

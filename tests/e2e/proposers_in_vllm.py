@@ -1,7 +1,8 @@
 """Run as a program, for an engine has a process of its own: what one lane answers and drafts.
 
-`python -m tests.e2e.proposers_in_vllm CONFIG LANE` starts vLLM with the arguments of that lane, reads a JSON list
-of groups of prompts, each group asked at once, and prints for each the greedy answers' tokens and what was drafted.
+`python -m tests.e2e.proposers_in_vllm CONFIG LANE MAX_TOKENS` starts vLLM with the arguments of that lane,
+reads a JSON list of groups of prompts, each group asked at once, and prints for each the greedy answers' tokens and
+what was drafted.
 """
 
 from __future__ import annotations
@@ -26,8 +27,6 @@ from serving.engines import vllm_arguments
 from serving.engines.vllm import command_line
 from serving.metrics import names
 
-MAX_TOKENS = int(os.environ.get("MAXTOK", "64"))
-
 
 def counts(engine: Any) -> tuple[int, int, list[int]]:
     """Drafts, tokens of drafts, and those accepted by position, since the engine started; zeros without drafts."""
@@ -42,11 +41,11 @@ def counts(engine: Any) -> tuple[int, int, list[int]]:
     return int(drafts), int(tokens), [int(value) for value in by_position or []]
 
 
-def ask(engine: Any, prompts: list[str]) -> list[list[int]]:
+def ask(engine: Any, prompts: list[str], max_tokens: int) -> list[list[int]]:
     for number, text in enumerate(prompts):
         turns = [{"role": "user", "content": text}]
         ids = engine.get_tokenizer().apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
-        sampling = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
+        sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
         engine.add_request(str(number), {"prompt_token_ids": ids}, sampling)
     answers: dict[str, list[int]] = {}
     while engine.has_unfinished_requests():
@@ -55,7 +54,7 @@ def ask(engine: Any, prompts: list[str]) -> list[list[int]]:
     return [answers[str(number)] for number in range(len(prompts))]
 
 
-def main(config: Path, name: str) -> list[dict[str, Any]]:
+def main(config: Path, name: str, max_tokens: int) -> list[dict[str, Any]]:
     groups = json.load(sys.stdin)
     lab = load_lab(config)
     lane = lab.lane(name)
@@ -66,7 +65,7 @@ def main(config: Path, name: str) -> list[dict[str, Any]]:
     told = []
     for prompts in groups:
         before = counts(engine)
-        answers = ask(engine, prompts)
+        answers = ask(engine, prompts, max_tokens)
         after = counts(engine)
         told.append(
             {
@@ -80,4 +79,4 @@ def main(config: Path, name: str) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main(Path(sys.argv[1]), sys.argv[2])) + "\n")
+    sys.stdout.write(json.dumps(main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))) + "\n")
