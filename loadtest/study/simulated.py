@@ -79,7 +79,7 @@ class Hardware:
 _CPU = Hardware(
     "cpu-2-cores", "2-core CPU, a 135M model, EAGLE-3 head", Lengths(90, 48), 2.0, 40.0, 1, shares_cores=True
 )
-_H200 = Hardware("h200", "2 x H200, an 8B model, EAGLE-3 head", Lengths(256, 192), 1.0, 8.0, 2)
+_H200 = Hardware("h200", "2 x H200, an 8B model, EAGLE-3 head", Lengths(256, 192), 1.0, 6.0, 2)
 _COSTLY = Hardware(
     "costly-draft", "2 x H200, an 8B model, a 1B model as draft", Lengths(256, 192), 1.0, 12.0, 2
 )
