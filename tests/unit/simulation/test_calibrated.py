@@ -247,7 +247,7 @@ def test_rows_with_drafts_of_different_length_share_the_passes_of_the_longest() 
         64,
         drafts_by_kind=((2, 2, 2), (1, 1, 1)),
     )
-    # The second's prompt comes in the first's first step with drafts; then two steps have both: 3 + 2 positions, two
+    # The second's prompt comes in the first's first step with drafts; then two have both: 3 + 2 positions, two
     # passes, three drafted tokens.
     (_, first_s), _ = fast(model, [Offered(0.0, 5, 10, 0), Offered(0.0, 5, 10, 1)])
     alone_s, both_s = 0.010 + 2 * 0.020 + 2 * 0.003, 0.010 + 2 * 0.020 + 3 * 0.003
