@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ import numpy as np
 
 from loadtest.client.record import RequestRecord, read_records
 from loadtest.offer.workload import load_workload
-from loadtest.run.directory import REQUESTS_FILE, RunFile, read_run
+from loadtest.run.directory import REQUESTS_FILE, SUMMARY_FILE, RunFile, read_run
 from loadtest.run.plan import Plan, StagePlan, arrivals_of
 from loadtest.run.planning import plan_open
 from loadtest.study.analysis import Answers, Objective, Study, tally
@@ -135,6 +136,22 @@ def studies_of_run(
         )
         for objective in objectives
     }
+
+
+def faults_of(directory: Path) -> list[str]:
+    """Why figures of the run may not be used, by its own report; a sentence each, with the lane.
+
+    Raises:
+        ValueError: there is no report of the run.
+    """
+    path = directory / SUMMARY_FILE
+    try:
+        stages = json.loads(path.read_bytes())["stages"]
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"{path}: is no summary of a run; `tandem report {directory}` writes it: {error}"
+        ) from None
+    return [f"{stage['lane']}: {fault}" for stage in stages for fault in stage["invalid"]]
 
 
 def answers_of(records: list[RequestRecord], plan: StagePlan, seed: int) -> Answers:

@@ -15,7 +15,7 @@ from loadtest.run.experiment import MAX_SEED
 from loadtest.run.plan import write_plan
 from loadtest.study.arms import ARMS, PLACEMENT
 from loadtest.study.figures import figures_of
-from loadtest.study.measured import LANES, NAME, plan_of, reckon, studies_of_run
+from loadtest.study.measured import LANES, NAME, faults_of, plan_of, reckon, studies_of_run
 from loadtest.study.picture import Panel, draw
 from loadtest.study.schedule import rise_and_fall
 from loadtest.study.tables import lanes_in_words, print_study, print_verdicts
@@ -81,6 +81,7 @@ def main(
         if run_dir is None:
             run_dir = _measure(base_url, step_s, repeats, capacity_rps, seed, runs_dir)
         run, studies = studies_of_run(run_dir, LANES, reckoned.objectives)
+        faults = faults_of(run_dir)
     except (ValueError, ConfigError) as error:
         raise click.UsageError(str(error)) from None
     except lab.LabError as error:
@@ -110,11 +111,15 @@ def main(
                 for objective in reckoned.objectives
             },
             "verdicts": [str(verdict) for verdict in found],
+            "invalid": faults,
         },
         runs_dir,
     )
     picture = draw(path.with_suffix(".png"), panels)
     click.echo(f"figures: {path}\npicture: {picture}")
+    if faults:
+        click.echo("\n".join(f"INVALID: {fault}" for fault in faults))
+        sys.exit(ExitCode.INVALID)
 
 
 def _measure(

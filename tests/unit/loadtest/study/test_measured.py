@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from dataclasses import replace
@@ -14,7 +15,15 @@ from loadtest.run.plan import Plan, StagePlan, arrivals_of
 from loadtest.run.sender import Sender
 from loadtest.study.analysis import objectives
 from loadtest.study.arms import ARMS, BATCHED, PLACEMENT, SPECULATIVE
-from loadtest.study.measured import LANES, WORKLOAD, answers_of, plan_of, reckon, studies_of_run
+from loadtest.study.measured import (
+    LANES,
+    WORKLOAD,
+    answers_of,
+    faults_of,
+    plan_of,
+    reckon,
+    studies_of_run,
+)
 from loadtest.study.schedule import KINDS, rise_and_fall
 from loadtest.study.simulated import PROFILES_DIR
 from serving.calibration import profile as profiles
@@ -131,6 +140,14 @@ def test_a_run_is_read_as_the_study_that_it_was(tmp_path: Path) -> None:
     )
     met = by_kind.goodput_rps(PLACEMENT, by_kind.steps_of(None)).value * 2 * 2.0 * len(rise_and_fall())
     assert met == pytest.approx(counted)
+
+
+def test_what_the_report_says_against_a_run_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is no summary of a run; `tandem report"):
+        faults_of(tmp_path)
+    stages = [{"lane": "batched", "invalid": []}, {"lane": "any", "invalid": ["the client was late"]}]
+    (tmp_path / "summary.json").write_text(json.dumps({"stages": stages}))
+    assert faults_of(tmp_path) == ["any: the client was late"]
 
 
 def test_a_run_of_something_else_is_refused(tmp_path: Path) -> None:
