@@ -94,38 +94,17 @@ def _show_choices(console: Console, adaptive: dict[str, Any]) -> None:
             ),
             markup=False,
         )
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in (
-        "chosen",
-        "kind",
-        "why",
-        "lane",
-        "score",
-        "tokens/s",
-        "batch",
-        "context",
-        "k",
-        "per step",
-        "turns",
-    ):
-        table.add_column(heading, no_wrap=True)
     for choice in adaptive["last_choices"][:MAX_CHOICES_SHOWN]:
-        whose = [choice["lane"], choice["kind"], choice["why"]]
+        console.print(
+            f"  {choice['kind']} to {choice['lane']} ({choice['why']}), tokens/s gained:", markup=False
+        )
         for score in choice["scores"]:
-            table.add_row(
-                *whose,
-                score["lane"],
-                f"{score['score']:.1f}",
-                f"{score['tokens_per_s']:.1f}",
-                f"{score['batch']:.1f}",
-                f"{score['context_tokens']:.0f}",
-                str(score["num_drafts"]),
-                f"{score['tokens_per_step']:.2f}",
-                str(score["num_sharing"]),
+            console.print(
+                f"    {score['lane']} {score['score']:.1f}: {score['num_drafts']} drafts, "
+                f"{score['tokens_per_step']:.2f} tokens a step, batch {score['batch']:.1f}, "
+                f"context {score['context_tokens']:.0f}, {score['num_sharing']} taking turns",
+                markup=False,
             )
-            whose = ["", "", ""]
-    if table.rows:
-        console.print(table)
 
 
 def lane_table(scheduler: dict[str, Any]) -> Table:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from serving.cli import show
+from serving.core.choice import Choice, LaneScore, Why
 from serving.core.exit_codes import ExitCode
+from serving.core.speculation.text_kind import TextKind
 from serving.lab import control
 from serving.lab.state import LabPhase
 from tests.unit.cli.verb_runs import run, write_state
@@ -110,6 +113,26 @@ def test_status_when_ready_is_0_and_shows_lanes_replicas_and_who_waits(
     ):
         assert line in result.stdout
     assert json.loads(run("status", "--json").stdout)["scheduler"] == SCHEDULER
+
+
+def test_choices_between_lanes_are_shown_with_what_they_were_made_from(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    scores = (
+        LaneScore("drafts", "d-1", 48.75, 90.0, 2.0, 51.0, 3, 1.76, 1),
+        LaneScore("plain", "p-1", 45.5, 45.5, 1.0, 50.0, 0, 1.0, 2),
+    )
+    choice = Choice("drafts", TextKind.COPY, Why.SCORE, scores)
+    count = {"lane": "drafts", "kind": "copy", "why": "score", "requests": 7}
+    show.show_scheduler(SCHEDULER | {"adaptive": {"choices": [count], "last_choices": [asdict(choice)]}})
+    shown = capsys.readouterr().out
+    for line in (
+        "chosen so far: drafts for copy (score) 7",
+        "  copy to drafts (score), tokens/s gained:",
+        "    drafts 48.8: 3 drafts, 1.76 tokens a step, batch 2.0, context 51, 1 taking turns",
+        "    plain 45.5: 0 drafts, 1.00 tokens a step, batch 1.0, context 50, 2 taking turns",
+    ):
+        assert " ".join(line.split()) in " ".join(shown.split())
 
 
 def test_who_waits_is_cut_to_what_a_glance_takes_in() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from serving.core.speculation.text_kind import TextKind
+from serving.core.speculation.text_kind import PromptFeatures, TextKind, features_of
 from serving.gateway import prompt_kind as module
 from serving.gateway.prompt_kind import MAX_CHARS, prompt_kind
 from serving.metrics.registry import exposition
@@ -126,8 +126,13 @@ def test_a_bounded_part_of_any_body_is_looked_at(
     body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
-    monkeypatch.setattr(module, "features_of", lambda given: seen.append(len(given)) or _Open())
     read = 0
+
+    def noting(given: str) -> PromptFeatures:
+        seen.append(len(given))
+        return features_of("")
+
+    monkeypatch.setattr(module, "features_of", noting)
 
     def counting(parts: Any) -> Iterator[str]:
         nonlocal read
@@ -140,7 +145,3 @@ def test_a_bounded_part_of_any_body_is_looked_at(
     prompt_kind(body)
     assert seen[0] <= MAX_CHARS + 1
     assert read <= MAX_CHARS
-
-
-class _Open:
-    kind = TextKind.OPEN

@@ -143,7 +143,9 @@ def test_on_shared_cores_all_are_asked_to_one_lane_and_leave_it_together() -> No
 
 def test_a_busy_replica_that_nobody_may_move_takes_its_turns() -> None:
     lanes = plain(**MACHINE), drafting(**MACHINE)
-    other = replace(replica("q", "sequential", Strategy.SEQUENTIAL, takes_unpinned=False), **MACHINE)
+    other = replace(
+        replica("q", "sequential", Strategy.SEQUENTIAL, takes_unpinned=False), cores=MACHINE["cores"]
+    )
     made = policy(*lanes, other)
     alone = choice(made, ask(1, COPY), *lanes)
     run(made, ask(2, OPEN, lane="sequential"), other)
@@ -172,6 +174,9 @@ def test_who_may_not_wait_and_who_is_pinned_take_the_room_there_is() -> None:
     refusal = made.submit(ask(3, COPY), 0.0)
     assert refusal is not None, "the queue is bounded though there is room"
     assert refusal.reason == "queue_full"
+    behind = made.submit(ask(5, COPY, max_queue_s=0.0), 0.0)
+    assert behind is not None, "somebody like it waits, and it must not"
+    assert behind.reason == "deadline_unreachable"
     assert made.submit(ask(4, COPY, lane="batched"), 0.0) is None
     assert placed(made) == [("r4", "b")]
     made.release("r1", 1.0)
