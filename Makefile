@@ -12,7 +12,7 @@ PROMETHEUS_PORT ?= 9090
 TOOLS := $(CURDIR)/.tandem/tools/usr/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-unit check up down status bench report dashboards prometheus bench-client bench-recording bench-scheduler bench-idle bench-gateway bench-overhead validate-simulate study-policies crosscheck doctor install clean
+.PHONY: help demo test test-unit check up down status bench report dashboards prometheus bench-client bench-recording bench-scheduler bench-idle bench-gateway bench-overhead validate-simulate study-policies study-adaptive crosscheck doctor install clean
 
 help: ## List the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -85,6 +85,9 @@ validate-simulate: install ## How far `tandem simulate` is off on the running la
 
 study-policies: install ## Compare the order policies in simulated time; ARGS="--seed 2"
 	@$(BIN)/python -m serving.simulation.study_policies $(ARGS)
+
+study-adaptive: install ## Compare decoding that adapts under a load that rises and falls, 25 min; SIMULATED=1: in virtual time
+	@$(if $(SIMULATED),$(BIN)/python -m loadtest.study.in_virtual_time,$(BIN)/tandem prepare && deploy/study_adaptive.sh) $(ARGS)
 
 crosscheck: install ## Measure one simulated engine with this and three other load tools, next to the truth; ARGS="--seed 2"
 	@deploy/crosscheck/install.sh

@@ -31,6 +31,7 @@ from serving.core.addresses import GATEWAY_PORT, LOOPBACK, server_root, server_u
 from serving.core.errors import MAX_SHOWN_CHARS, ConfigError
 from serving.core.lane import ANY_LANE, Strategy
 from serving.core.request import TENANT_NAME
+from serving.core.speculation.acceptance import Rates, checked_rates, geometric_rates
 
 Host = Annotated[str, Field(min_length=1, max_length=253)]
 NAME_PATTERN = r"^[a-z0-9][a-z0-9.\-]{0,62}$"
@@ -236,6 +237,9 @@ class SchedulerConfig(_Settings):
 # Methods whose drafts come from a checkpoint of their own: a head on the lane's model, or a smaller model.
 METHODS_WITH_HEAD = frozenset({"eagle", "eagle3"})
 METHODS_WITH_DRAFT = METHODS_WITH_HEAD | {"draft_model"}
+Drafter = Literal["ngram", "eagle", "eagle3", "draft_model"]
+# Of vLLM's; it gives a proposer of ours, as `oracle`, no length.
+METHODS_WITH_TABLE = METHODS_WITH_DRAFT | {"ngram"}
 # Keys of `SpeculationConfig` and the methods that have them: with another of these methods they are refused, and
 # vLLM is not told them.
 METHODS_OF_KEY = {
@@ -246,9 +250,44 @@ METHODS_OF_KEY = {
     "suffix_decoding_max_cached_requests": frozenset({"suffix"}),
     "suffix_decoding_max_spec_factor": frozenset({"suffix"}),
     "suffix_decoding_min_token_prob": frozenset({"suffix"}),
+    "num_speculative_tokens_per_batch_size": METHODS_WITH_TABLE,
+    "profile": METHODS_WITH_TABLE | {"adaptive"},
+    "drafter": frozenset({"adaptive"}),
+    "costs": frozenset({"adaptive"}),
+    "probe_steps": frozenset({"adaptive"}),
+    "acceptance": frozenset({"oracle"}),
+    "seed": frozenset({"oracle"}),
 }
+# Of these a lane that is `adaptive` has those of its drafter.
+KEYS_OF_DRAFTERS = frozenset({"model", "prompt_lookup_min", "prompt_lookup_max"})
+# What vLLM is never told.
+KEYS_OF_OURS = frozenset({"profile", "drafter", "costs", "probe_steps", "acceptance", "seed"})
 KNOWN_METHODS = frozenset().union(*METHODS_OF_KEY.values())
 METHODS_WITH_PACKAGE = frozenset({"suffix"})  # that no lock has
+
+
+class ProfileUse(_Settings):
+    """What is read of a profile that `tandem calibrate` wrote."""
+
+    path: str = Field(min_length=1, max_length=4096)  # from the config's directory
+    lane: Name | None = None  # None: that of the same name
+    workload: str | None = Field(None, min_length=1, max_length=1024)  # None: the mean of all
+    context_tokens: int = Field(512, ge=0, le=1_048_576)  # of each sequence, for the table
+
+
+class StepCosts(_Settings):
+    """What a step takes: fixed_s + token_s * positions + kv_token_s * positions in the KV cache, and with k drafts
+    draft_step_s + k * (draft_pass_s + draft_pass_sequence_s * batch) beside it. Only their ratios decide."""
+
+    fixed_s: float = Field(gt=0, le=3600)
+    token_s: float = Field(ge=0, le=3600)
+    kv_token_s: float = Field(0, ge=0, le=3600)
+    draft_step_s: float = Field(0, ge=0, le=3600)
+    draft_pass_s: float = Field(0, ge=0, le=3600)
+    draft_pass_sequence_s: float = Field(0, ge=0, le=3600)
+
+
+TableRow = Annotated[tuple[int, int, int], Strict(False)]  # batch from, to, tokens of a draft
 
 
 class SpeculationConfig(_Settings):
@@ -273,6 +312,19 @@ class SpeculationConfig(_Settings):
     )  # suffix: answers remembered
     suffix_decoding_max_spec_factor: float = Field(1, ge=0, le=64)  # suffix: draft / match, in tokens
     suffix_decoding_min_token_prob: float = Field(0.1, ge=0, le=1)  # suffix: share of earlier continuations
+    # Length of a draft by batch; `auto`: by the profile, which `tandem up` writes out.
+    num_speculative_tokens_per_batch_size: (
+        Literal["auto"] | Annotated[tuple[TableRow, ...], Strict(False), Field(min_length=1)] | None
+    ) = None
+    profile: ProfileUse | None = None
+    drafter: Drafter = "ngram"  # adaptive: whose drafts
+    costs: StepCosts | None = None  # adaptive; None: those of the profile, which `tandem up` writes out
+    probe_steps: int = Field(
+        16, ge=1, le=100_000
+    )  # adaptive: steps without a draft before a row is tried again
+    # oracle: chance of each token, or the share of drafts whose first i tokens are right, i = 1, 2, ...
+    acceptance: float | Annotated[tuple[float, ...], Strict(False)] = 0.7
+    seed: int = Field(0, ge=0, le=2**63 - 1)  # oracle: of its errors
 
     @model_validator(mode="after")
     def _window(self) -> Self:
@@ -286,18 +338,74 @@ class SpeculationConfig(_Settings):
     def _of_its_method(self) -> Self:
         if self.method not in KNOWN_METHODS:
             return self
-        if (self.method in METHODS_WITH_DRAFT) != (self.model is not None):
+        whose = f"method={self.method}" + (f", drafter={self.drafter}" if self.method == "adaptive" else "")
+        if (self.drafts_by in METHODS_WITH_DRAFT) != (self.model is not None):
             raise ValueError(
                 f"model must be given for methods {_listed(METHODS_WITH_DRAFT)}, and not for "
-                f"{_listed(KNOWN_METHODS - METHODS_WITH_DRAFT)}; method={self.method}"
+                f"{_listed(KNOWN_METHODS - METHODS_WITH_DRAFT - {'adaptive'})}; {whose}"
             )
         # Of what was given, not of defaults; `tandem export` keeps them apart, for it writes only what was set.
         for key in sorted(self.model_fields_set & METHODS_OF_KEY.keys()):
-            if self.method not in METHODS_OF_KEY[key] and getattr(self, key) is not None:
-                raise ValueError(
-                    f"{key} is for method {_listed(METHODS_OF_KEY[key])} only; method={self.method}"
-                )
+            method = self.drafts_by if key in KEYS_OF_DRAFTERS else self.method
+            if method not in METHODS_OF_KEY[key] and getattr(self, key) is not None:
+                raise ValueError(f"{key} is for method {_listed(METHODS_OF_KEY[key])} only; {whose}")
         return self
+
+    @field_validator("num_speculative_tokens_per_batch_size")
+    @classmethod
+    def _table(cls, given: str | tuple[TableRow, ...] | None) -> str | tuple[TableRow, ...] | None:
+        """As vLLM wants it, which would say so half a minute later."""
+        last = 0
+        for first, to, num_drafts in given if isinstance(given, tuple) else ():
+            if not (last < first <= to and num_drafts >= 0 and (last or first == 1)):
+                raise ValueError(
+                    f"[{first}, {to}, {num_drafts}] must be [batch from, to, tokens of a draft], the first from 1, "
+                    f"none before the end of the one before it ({last})"
+                )
+            last = to
+        return given
+
+    @field_validator("acceptance")
+    @classmethod
+    def _rates(cls, given: float | tuple[float, ...]) -> float | tuple[float, ...]:
+        checked_rates([given] if isinstance(given, float) else given)
+        return given
+
+    @model_validator(mode="after")
+    def _has_what_it_decides_by(self) -> Self:
+        if isinstance(self.acceptance, tuple) and len(self.acceptance) != self.num_speculative_tokens:
+            raise ValueError(
+                f"acceptance has {len(self.acceptance)} positions, num_speculative_tokens="
+                f"{self.num_speculative_tokens}: they must be as many"
+            )
+        if self.method == "adaptive" and self.costs is None and self.profile is None:
+            raise ValueError("method=adaptive decides by what a step costs: give profile or costs")
+        if self.num_speculative_tokens_per_batch_size == "auto" and self.profile is None:
+            raise ValueError(
+                "num_speculative_tokens_per_batch_size=auto is made from a profile, which must be given"
+            )
+        if (
+            self.profile is not None
+            and self.method != "adaptive"
+            and not self.num_speculative_tokens_per_batch_size
+        ):
+            raise ValueError(
+                "profile is read for method adaptive, or for num_speculative_tokens_per_batch_size=auto; "
+                f"method={self.method}"
+            )
+        return self
+
+    @property
+    def drafts_by(self) -> str:
+        """The method that makes the drafts."""
+        return self.drafter if self.method == "adaptive" else self.method
+
+    @property
+    def rates(self) -> Rates:
+        """Of `oracle`: the share of drafts whose first i tokens are right, i = 1, 2, ...; shape (k,)."""
+        if isinstance(self.acceptance, tuple):
+            return self.acceptance
+        return geometric_rates(self.acceptance, self.num_speculative_tokens)
 
     @property
     def needs_vllm(self) -> bool:
@@ -307,7 +415,7 @@ class SpeculationConfig(_Settings):
     @property
     def is_shipped(self) -> bool:
         """Whether the drafts come from the head that comes with Tandem."""
-        return self.method == "eagle3" and self.model == "auto"
+        return self.drafts_by == "eagle3" and self.model == "auto"
 
     @property
     def draft_path(self) -> str | None:
@@ -316,7 +424,7 @@ class SpeculationConfig(_Settings):
         is_checkpoint = (
             self.model
             and not self.is_shipped
-            and (self.method in METHODS_WITH_DRAFT or hub.hub_name(self.model))
+            and (self.drafts_by in METHODS_WITH_DRAFT or hub.hub_name(self.model))
         )
         return self.model if is_checkpoint else None
 
@@ -514,6 +622,14 @@ class LaneConfig(_Settings):
         return given
 
     @model_validator(mode="after")
+    def _tells_its_proposer(self) -> Self:
+        method = "" if self.speculation is None else self.speculation.method
+        options = map(engine_options.option_of, self.engine_args or {})
+        if method in ("oracle", "adaptive") and "additional-config" in options:
+            raise ValueError(f"engine_args.additional_config is set by speculation; method={method}")
+        return self
+
+    @model_validator(mode="after")
     def _engine_has_args(self) -> Self:
         if self.engine_args and self.engine != "vllm":
             raise ValueError(f"engine_args are options of `vllm serve`; engine={self.engine}")
@@ -642,7 +758,7 @@ class LabConfig(_Settings):
     def _heads_fit(self) -> Self:
         for lane in self.lanes:
             drafts = lane.speculation
-            if drafts is None or drafts.model != "auto" or drafts.method not in METHODS_WITH_HEAD:
+            if drafts is None or drafts.model != "auto" or drafts.drafts_by not in METHODS_WITH_HEAD:
                 continue
             path = self.model_of(lane).path
             if not drafts.is_shipped or path != "auto":

@@ -10,6 +10,7 @@ from statistics import fmean
 from loadtest.analysis.summary import Agreement
 from loadtest.client.lab import LaneCounts, PrefixCounts, Scrape
 from loadtest.client.record import ClientReason, RequestRecord
+from serving.core.lane import ANY_LANE
 from serving.core.request import Outcome
 from serving.core.speculation import SpeculationCounts
 
@@ -43,7 +44,11 @@ class ServerView:
 
 
 def view(before: Scrape, after: Scrape, lane: str) -> ServerView:
-    """What was counted between two scrapes."""
+    """What was counted between two scrapes; nothing of a stage whose requests the scheduler spread over lanes."""
+    if lane == ANY_LANE:
+        return ServerView(
+            None, None, None, None, (f"not compared with the server: lane {ANY_LANE} is all of them",)
+        )
     notes: list[str] = []
     speculation = _speculation(before, after, lane, notes)
     prefix = _prefix(before, after, lane, notes)

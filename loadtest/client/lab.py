@@ -12,6 +12,7 @@ from typing import Any
 from serving.core.client_key import KEY_HINT, key_headers
 from serving.core.errors import ConfigError
 from serving.core.http_get import GetError, get
+from serving.core.lane import ANY_LANE
 from serving.core.speculation import SpeculationCounts
 from serving.metrics import names as metric_names
 from serving.metrics.reading import is_exported, samples_of, sums_of
@@ -111,7 +112,9 @@ class Scrape:
     gateways: tuple[GatewayScrape, ...] = ()
 
     def num_ended(self, lane: str) -> int:
-        """Requests that ended on a lane, or were turned away before they had one, at all gateways."""
+        """Requests that ended on a lane, or were turned away before they had one, at all gateways; of `any` all."""
+        if lane == ANY_LANE:
+            return sum(counts.num_ended for gateway in self.gateways for counts in gateway.lanes)
         return sum(gateway.lane(name).num_ended for gateway in self.gateways for name in (lane, ""))
 
     def memory_bytes(self, lane: str) -> float | None:

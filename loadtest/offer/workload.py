@@ -51,15 +51,21 @@ class Workload:
     def request(self, seed: int, number: int, arrival: Arrival | None = None) -> ChatRequest:
         """Request `number` (>= 0) in the order of `seed`; the lengths of `arrival`, if it has any, win."""
         if self.write is None:
-            parts, weights = zip(*self.parts, strict=True)
-            (part,) = random.Random(f"{self.name}/{seed}/{number}").choices(parts, weights)
-            request: ChatRequest = part.request(seed, number, arrival)
-            return request
+            return self.part(seed, number).request(seed, number, arrival)
         arrival = arrival or Arrival(0)
         slot = Slot(seed, number, self.counter, self.prompt_tokens, arrival.prompt_tokens)
         prompt = self.write(slot)
         output_tokens = arrival.output_tokens or prompt.output_tokens or self.output_tokens
         return ChatRequest(prompt.messages, output_tokens, prompt.tools)
+
+    def part(self, seed: int, number: int) -> Workload:
+        """Of a mixed workload, the one that request `number` is drawn from; else itself."""
+        if not self.parts:
+            return self
+        parts, weights = zip(*self.parts, strict=True)
+        (part,) = random.Random(f"{self.name}/{seed}/{number}").choices(parts, weights)
+        found: Workload = part
+        return found
 
     def body(
         self,

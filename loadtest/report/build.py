@@ -104,6 +104,7 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
         ("Engines", engines),
         *_engine_options(run),
         *_lacks(run),
+        *_oracles(run),
         ("Seed", str(run.seed)),
         ("Objective", summary.slo or "none given"),
         ("Answers", f"{_answers(run.output_tokens)}, greedy"),
@@ -129,6 +130,19 @@ def _lacks(run: RunInfo) -> list[tuple[str, str]]:
     for replica in run.replicas:
         lacks[str(replica["lane"])].update(replica.get("lacks", ()))
     return [(f"{lane} lacks", "; ".join(sorted(found))) for lane, found in lacks.items() if found]
+
+
+def _oracles(run: RunInfo) -> list[tuple[str, str]]:
+    """Lanes whose drafts were no real ones: their speed is that of the acceptance which was asked for."""
+    drafts = {lane["name"]: lane.get("speculation") or {} for lane in run.config.get("lanes", [])}
+    return [
+        (
+            f"Drafts of {name}",
+            f"by an oracle, acceptance {given.get('acceptance')} asked for: for studies only",
+        )
+        for name, given in drafts.items()
+        if given.get("method") == "oracle"
+    ]
 
 
 def _model(run: RunInfo) -> str:

@@ -15,6 +15,7 @@ from loadtest.offer.prompt_tokens import BYTE_ESTIMATE, TokenCounter
 from loadtest.offer.workload import Workload, load_workload
 from loadtest.run.plan import Plan, StagePlan
 from serving.core.client_key import client_key
+from serving.core.lane import ANY_LANE
 
 Clock = Callable[[], float]
 
@@ -120,8 +121,10 @@ class Sender:
     def _made(
         self, stage: StagePlan, offset: int, label: RequestLabel, arrival: Arrival | None
     ) -> MadeRequest:
+        model = self.plan.models.get(stage.lane, self.plan.model)
         body = self.workload(stage).body(
-            model=f"{self.plan.models.get(stage.lane, self.plan.model)}:{stage.lane}",
+            # Without a lane the scheduler chooses one.
+            model=model if stage.lane == ANY_LANE else f"{model}:{stage.lane}",
             seed=self.plan.seed,
             number=label.number,
             arrival=arrival,

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from loadtest.judge.slo import FAILED, ROUNDING, Limit, Slo
 from serving.simulation.planned_lab import Floats, PlannedRun, Watch
+
+Mask = npt.NDArray[np.bool_]
 
 METRICS = ("ttft", "tpot", "e2e")
 
@@ -40,22 +45,58 @@ def refuse_unknown_metrics(slo: Slo) -> None:
 
 def judge(slo: Slo, run: PlannedRun) -> Verdict:
     """The verdict over the requests that ended; those of a run that was given up are its first ones."""
-    values = {"ttft": run.ttft_s[run.ended], "tpot": run.tpot_s[run.ended], "e2e": run.e2e_s[run.ended]}
-    failed = np.isinf(values["e2e"])
-    met = ~failed
-    misses = {FAILED: int(failed.sum())} if failed.any() else {}
-    holds = True
-    for limit in slo.limits:
-        kept = values[limit.metric] < limit.limit_s
-        if num_broken := int(np.count_nonzero(~kept & ~failed)):
-            misses[limit.text] = num_broken
-        if limit.text in slo.each_request:
-            met &= kept
-        if limit.share is not None:
-            holds = holds and percentile(values[limit.metric], limit.share) < limit.limit_s
-    attainment = float(met.mean())
+    ended = _Ended(run.ttft_s[run.ended], run.tpot_s[run.ended], run.e2e_s[run.ended])
+    broken = broken_limits(slo, ended)
+    misses = {text: int(mask.sum()) for text, mask in broken.items() if mask.any()}
+    holds = all(
+        percentile(_of(limit.metric, ended), limit.share) < limit.limit_s
+        for limit in slo.limits
+        if limit.share is not None
+    )
+    attainment = float(met_by(slo, broken, len(ended.e2e_s)).mean())
     holds = holds and attainment >= slo.attainment - ROUNDING and not run.was_given_up
     return Verdict(holds, attainment, misses, max(misses, key=lambda miss: misses[miss], default=None))
+
+
+class Latencies(Protocol):
+    """Of requests that ended, shape (requests,) each; infinite for those that were refused or failed."""
+
+    @property
+    def ttft_s(self) -> Floats: ...
+
+    @property
+    def tpot_s(self) -> Floats: ...
+
+    @property
+    def e2e_s(self) -> Floats: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    ttft_s: Floats
+    tpot_s: Floats
+    e2e_s: Floats
+
+
+def broken_limits(slo: Slo, latencies: Latencies) -> dict[str, Mask]:
+    """Which requests broke each limit, by its text; `failed`: those that did not complete, which broke no other."""
+    failed = np.isinf(latencies.e2e_s)
+    return {FAILED: failed} | {
+        limit.text: ~(_of(limit.metric, latencies) < limit.limit_s) & ~failed for limit in slo.limits
+    }
+
+
+def met_by(slo: Slo, broken: Mapping[str, Mask], num_requests: int) -> Mask:
+    """Which requests met the objective, by what `broken_limits` says."""
+    met = np.ones(num_requests, dtype=np.bool_)
+    for text, mask in broken.items():
+        if text == FAILED or text in slo.each_request:
+            met &= ~mask
+    return met
+
+
+def _of(metric: str, latencies: Latencies) -> Floats:
+    return {"ttft": latencies.ttft_s, "tpot": latencies.tpot_s, "e2e": latencies.e2e_s}[metric]
 
 
 def percentile(values: Floats, share: float) -> float:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from serving import config
-from serving.cli.options import config_option, find_config, naming
+from serving.cli.options import config_option, find_config, load_lab, naming
 from serving.core.errors import TandemError
 from serving.export import serve_config
 from serving.export.kuberay import manifests
@@ -30,7 +29,7 @@ def export_serve(config_file: Path | None, out: Path | None) -> None:
       tandem export serve --config deploy/scale.yaml --out serve.yaml
     """
     path = find_config(config_file)
-    text = serve_config.serve_yaml(config.load(path), str(path))
+    text = serve_config.serve_yaml(load_lab(path), str(path))
     if out is None:
         click.echo(text, nl=False)
     else:
@@ -65,7 +64,7 @@ def export_kuberay(config_file: Path | None, out: Path, **cluster_options: str) 
     path = find_config(config_file)
     target = Cluster(**cluster_options)
     with naming(path):
-        made = manifests.files(config.load(path), target)
+        made = manifests.files(load_lab(path), target)
     for name, text in made.items():
         _write(out / name, text)
 

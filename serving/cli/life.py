@@ -15,7 +15,7 @@ import click
 
 from serving import config, doctor, hub, machine, model_store
 from serving.cli import attach, clients
-from serving.cli.options import Number, config_option, find_config, find_shipped, naming
+from serving.cli.options import Number, config_option, find_config, find_shipped, load_lab, naming
 from serving.cli.outcome import end, say_err
 from serving.config import LabConfig
 from serving.core.errors import AlreadyRunningError, ConfigError, NotRunningError, TandemError
@@ -103,7 +103,7 @@ def up(
         path = attach.write_config(attached_urls, api_key_env)
     else:
         path = find_config(config_file)
-    lab = config.load(path)
+    lab = load_lab(path)
     if host is not None:
         if not host:
             raise click.BadParameter("must not be empty: that would be every address", param_hint="--host")
@@ -344,7 +344,7 @@ def _obtain(model: str, setting: str) -> Path:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")
 def doctor_verb(config_file: Path | None, as_json: bool) -> None:
     """Say what this machine lacks for the lab, and what to do about it. Exit code 1 if anything fails."""
-    checks = _examine(config.load(find_config(config_file)))
+    checks = _examine(load_lab(find_config(config_file)))
     if as_json:
         click.echo(json.dumps({"checks": [asdict(check) for check in checks]}, indent=2))
     else:
@@ -379,7 +379,7 @@ def check_lines(checks: list[Check]) -> list[str]:
 def demo(config_file: Path | None) -> None:
     """The whole job: check this machine, prepare the model, start the lab, measure it, stop it."""
     path = find_config(config_file)
-    lab = config.load(path)
+    lab = load_lab(path)
     _refuse_second_lab()
     _refuse_what_is_not_here(lab, path)
     faults = [check for check in _examine(lab) if check.status is Status.FAIL]

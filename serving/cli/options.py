@@ -11,8 +11,11 @@ from typing import Any
 import click
 
 import serving
+from serving import config
+from serving.config import LabConfig
 from serving.core.errors import ConfigError, NotRunningError
 from serving.lab import state as lab_state
+from serving.proposers.from_profile import with_profiles
 
 DEFAULT_CONFIG = Path("deploy/lab.yaml")
 
@@ -74,6 +77,17 @@ def naming(path: Path) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
+
+
+def load_lab(path: Path) -> LabConfig:
+    """Read a config, and the profiles that it names.
+
+    Raises:
+        ConfigError: one of them is not as it should be.
+    """
+    lab = config.load(path)
+    with naming(path):
+        return with_profiles(lab, path.parent)
 
 
 def running_url() -> str:

@@ -1,6 +1,6 @@
 """vLLM behind its own OpenAI application. It imports vLLM late: the environment that vLLM reads at import must be
 set first. Else only `vllm_arguments` and `vllm_frontend` do, imported as late, and what vLLM imports by name in
-processes of its own: `steps.vllm_schedulers` and `vllm_worker`."""
+processes of its own: `steps.vllm_schedulers`, `vllm_worker`, `vllm_adaptive_worker`, `serving.proposers`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ from starlette.types import ASGIApp
 
 from serving import machine, model_store
 from serving.config import (
+    KEYS_OF_OURS,
     KNOWN_METHODS,
     METHODS_OF_KEY,
+    METHODS_WITH_DRAFT,
     LaneConfig,
     ModelConfig,
     RefinementConfig,
@@ -40,6 +42,7 @@ from serving.engines.base import EngineTally, FinishedRequest
 from serving.engines.steps.log import PATH_VARIABLE, StepLog
 from serving.engines.stream_refusal import refuse_by_status
 from serving.environment import metrics_faults, vllm_faults
+from serving.proposers.settings import KEY as PROPOSER_KEY
 
 logger = logging.getLogger(__name__)
 
@@ -144,10 +147,11 @@ def command_line(
         defaults["distributed-executor-backend"] = ["--distributed-executor-backend", "mp"]
     if lane.speculation is not None:
         arguments += ["--speculative-config", json.dumps(speculative_config(lane.speculation))]
+        arguments += _proposer_arguments(lane, device)
     if lane.refinement is not None:
         arguments += refining(lane.refinement)
-    if device == "cpu" and (lane.speculation or lane.refinement):
-        arguments += ["--worker-extension-cls", "serving.engines.vllm_worker.WorkerExtension"]
+        if device == "cpu":
+            arguments += ["--worker-extension-cls", "serving.engines.vllm_worker.WorkerExtension"]
     told = {engine_options.option_of(key).removeprefix("no-") for key in given}
     for option, words in defaults.items():
         if option not in told:
@@ -164,9 +168,19 @@ def speculative_config(speculation: SpeculationConfig) -> dict[str, Any]:
     if speculation.is_shipped or path is not None:
         draft = model_store.SHIPPED_HEAD if path is None else model_store.directory_of(path)
         speculation = speculation.model_copy(update={"model": str(draft)})
+    if (proposer := _proposer(speculation)) is not None:
+        return {
+            "method": "custom_class",
+            "model": proposer,
+            "num_speculative_tokens": speculation.num_speculative_tokens,
+        } | (speculation.model_extra or {})
     if method not in KNOWN_METHODS:
-        return {"method": method} | speculation.model_dump(exclude_unset=True)
-    given: dict[str, Any] = speculation.model_dump()
+        given = speculation.model_dump(exclude_unset=True, exclude=set(KEYS_OF_OURS))
+        return {"method": method} | given
+    method = speculation.drafts_by
+    given = speculation.model_dump(exclude=set(KEYS_OF_OURS)) | {"method": method}
+    if given["num_speculative_tokens_per_batch_size"] is None:
+        del given["num_speculative_tokens_per_batch_size"]
     return {key: value for key, value in given.items() if method in METHODS_OF_KEY.get(key, {method})}
 
 
@@ -179,6 +193,50 @@ def refining(refinement: RefinementConfig) -> list[str]:
     }
     settings = {"refinement": refinement.model_dump()}
     return ["--speculative-config", json.dumps(proposer), "--additional-config", json.dumps(settings)]
+
+
+def _proposer(speculation: SpeculationConfig) -> str | None:
+    """The class of ours that proposes; None: vLLM's own does."""
+    if speculation.method == "oracle":
+        return "serving.proposers.oracle.Oracle"
+    if speculation.method == "adaptive" and speculation.drafter == "ngram":
+        return "serving.proposers.adaptive.AdaptiveNgram"
+    return None
+
+
+def _proposer_arguments(lane: LaneConfig, device: str) -> list[str]:
+    """What a lane's worker has imported, and what ours in it are told.
+
+    Raises:
+        ConfigError: adaptive drafts of a model on CUDA, or a profile that nobody has read.
+    """
+    speculation = lane.speculation
+    assert speculation is not None
+    setting = f"lanes[{lane.name}].speculation"
+    is_cut = speculation.method == "adaptive" and speculation.drafter in METHODS_WITH_DRAFT
+    if is_cut and device != "cpu":
+        raise ConfigError(
+            f"{setting}.drafter = {speculation.drafter!r}: method adaptive has it on vLLM's CPU engine only; here "
+            "drafter must be ngram"
+        )
+    if speculation.num_speculative_tokens_per_batch_size == "auto" or (
+        speculation.method == "adaptive" and speculation.costs is None
+    ):
+        raise ConfigError(f"{setting}.profile: was not read; `tandem up` and `tandem export` do that")
+    arguments = []
+    if device == "cpu":
+        module = "vllm_adaptive_worker" if is_cut else "vllm_worker"
+        arguments += ["--worker-extension-cls", f"serving.engines.{module}.WorkerExtension"]
+    told: dict[str, Any] = {}
+    if speculation.method == "oracle":
+        told = {"rates": speculation.rates, "seed": speculation.seed}
+    elif speculation.method == "adaptive":
+        told = speculation.model_dump(
+            include={"costs", "probe_steps", "prompt_lookup_min", "prompt_lookup_max"}
+        )
+    if told:
+        arguments += ["--additional-config", json.dumps({PROPOSER_KEY: told})]
+    return arguments
 
 
 class VllmEngine:

@@ -1,1 +1,1 @@
-"""Proposers of drafts that vLLM imports by name, and what they decide."""
+"""Drafts of our own: who proposes them within vLLM, and what decides how many."""

@@ -42,12 +42,24 @@ class LaneModel:
     max_step_tokens: int = 2048
     kv_tokens: int | None = None
     draft_share: tuple[float, ...] = ()
+    drafts_by_kind: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:
             raise ValueError(f"lane {self.name!r}: drafts_by_batch needs an entry for 0 and for 1 sequence")
         if not self.acceptance:
             raise ValueError(f"lane {self.name!r}: acceptance needs one kind of text at least")
+        for drafts in self.drafts_by_kind:
+            if len(drafts) != len(self.drafts_by_batch):
+                raise ValueError(
+                    f"lane {self.name!r}: drafts_by_kind has {len(drafts)} entries for a kind of text, "
+                    f"drafts_by_batch {len(self.drafts_by_batch)}"
+                )
+
+    def drafts_at(self, batch: int) -> tuple[int, ...]:
+        """k of each kind of text when so many sequences decode."""
+        own = tuple(drafts[batch] for drafts in self.drafts_by_kind)
+        return own + (self.drafts_by_batch[batch],) * (len(self.acceptance) - len(own))
 
     @property
     def max_num_seqs(self) -> int:
@@ -172,6 +184,7 @@ class CalibratedReplica:
         "_k",
         "_kv",
         "_lane",
+        "_num_of_kind",
         "_paces",
         "_positions",
         "_prefilling",
@@ -192,8 +205,9 @@ class CalibratedReplica:
         self._prefilling: deque[SimulatedSequence] = deque()
         self._decoding: list[tuple[int, int, SimulatedSequence]] = []  # a heap, by the step of the last token
         self._serial = 0
-        self._k = 0
-        self._paces = self._paces_of(0)
+        self._k = (0,) * len(lane.acceptance)  # of each kind of text
+        self._num_of_kind = [0] * len(lane.acceptance)  # sequences that decode
+        self._paces = self._paces_of(self._k)
         self._kv = 0.0  # positions in the KV cache
         self._growth = 0.0  # of it in each decode step
         self._positions = 0.0  # that a step computes for those who decode
@@ -227,7 +241,7 @@ class CalibratedReplica:
             self._kv = self._growth = self._positions = 0.0  # what rounding left
             self.ends_at_s = None
             return None
-        self._retune(self._lane.drafts_by_batch[num_decoding])
+        self._retune(self._lane.drafts_at(num_decoding))
         positions = self._positions
         self._steps = 1
         if self._prefilling:
@@ -235,9 +249,7 @@ class CalibratedReplica:
         else:
             self._steps = self._decoding[0][0] - self.num_steps
         cost = self._lane.cost
-        self._base_s = cost.step_time.step_s(positions, self._kv) + cost.draft_cost.draft_s(
-            self._k, num_decoding
-        )
+        self._base_s = cost.step_time.step_s(positions, self._kv) + self._draft_s()
         self._growth_s = 0.0
         if self._steps > 1:
             # Both forms of a step's time are linear in the KV cache.
@@ -260,6 +272,7 @@ class CalibratedReplica:
             sequence = heapq.heappop(decoding)[2]
             self._growth -= sequence.per_step
             self._positions -= self._paces[sequence.kind].positions
+            self._num_of_kind[sequence.kind] -= 1
             self._leave(sequence)
             finished.append(sequence)
         first_tokens: list[SimulatedSequence] = []
@@ -310,6 +323,7 @@ class CalibratedReplica:
         sequence.decode_steps = steps
         sequence.finish_step = self.num_steps + steps
         self._growth += sequence.per_step
+        self._num_of_kind[sequence.kind] += 1
         self._serial += 1
         heapq.heappush(self._decoding, (sequence.finish_step, self._serial, sequence))
 
@@ -317,7 +331,16 @@ class CalibratedReplica:
         self._kv -= max(1, sequence.prompt_tokens) + sequence.output_tokens
         self._promised_kv -= sequence.prompt_tokens + sequence.output_tokens
 
-    def _retune(self, num_drafts: int) -> None:
+    def _draft_s(self) -> float:
+        """Of a step: as many passes as the longest drafts take, each with those whose drafts are that long."""
+        drafts = [(k, count) for k, count in zip(self._k, self._num_of_kind, strict=True) if k and count]
+        if not drafts:
+            return 0.0
+        longest, _ = max(drafts)
+        drafted = sum(k * count for k, count in drafts)
+        return self._lane.cost.draft_cost.draft_s(longest, drafted / longest)
+
+    def _retune(self, num_drafts: tuple[int, ...]) -> None:
         """Go on with another k: who decodes needs more steps from here, or fewer."""
         if num_drafts == self._k:
             return
@@ -325,6 +348,7 @@ class CalibratedReplica:
         self._paces = self._paces_of(num_drafts)
         decoding, self._decoding = self._decoding, []
         self._growth = self._positions = 0.0
+        self._num_of_kind = [0] * len(self._num_of_kind)
         for finish_step, _, sequence in decoding:
             left = finish_step - self.num_steps
             # The overshoot comes with the last step: the steps so far have made more than their part of the answer.
@@ -333,11 +357,12 @@ class CalibratedReplica:
             self._kv += left * sequence.per_step - lacks
             self._decode(sequence, lacks)
 
-    def _paces_of(self, num_drafts: int) -> list[_Pace]:
+    def _paces_of(self, num_drafts: tuple[int, ...]) -> list[_Pace]:
         lane = self._lane
         shares = chain(lane.draft_share, repeat(1.0))
         return [
-            _pace(rates, share, num_drafts) for rates, share in zip(lane.acceptance, shares, strict=False)
+            _pace(rates, share, k)
+            for rates, share, k in zip(lane.acceptance, shares, num_drafts, strict=False)
         ]
 
     def _lasts_s(self, steps: int) -> float:

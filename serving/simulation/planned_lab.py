@@ -71,6 +71,7 @@ class PlannedRun:
         tpot_s: 0 for answers of one token, which have none; infinite as the others.
         output_tokens: asked for.
         ended: whether each was served or refused.
+        served_by: number of the replica, by its place in `replicas`; -1 where it was refused, or not placed yet.
         num_refused: by the scheduler.
         lasted_s: virtual time, to the end of the last request.
         was_given_up: whether `watch` ended it.
@@ -81,6 +82,7 @@ class PlannedRun:
     e2e_s: Floats
     output_tokens: npt.NDArray[np.int64]
     ended: npt.NDArray[np.bool_]
+    served_by: npt.NDArray[np.int64]
     num_refused: int
     lasted_s: float
     was_given_up: bool
@@ -164,6 +166,7 @@ class PlannedLab:
         self._granted_at_s, self._first_at_s = infinite[:], infinite[:]
         self._ttft_s, self._tpot_s, self._e2e_s = infinite[:], infinite[:], infinite[:]
         self._ended = bytearray(len(offered))
+        self._served_by = array("q", [-1]) * len(offered)
         self._num_ended = self._num_refused = 0
         self._watch = Watch()
 
@@ -261,6 +264,7 @@ class PlannedLab:
             replica = self._replicas[place]
             request = self._offered[number]
             self._granted_at_s[number] = now_s
+            self._served_by[number] = place
             self._num_served[place] += 1
             ends_at_s = replica.ends_at_s
             replica.join(
@@ -336,6 +340,7 @@ class PlannedLab:
             np.array(self._e2e_s),
             np.array([request.output_tokens for request in self._offered], dtype=np.int64),
             np.frombuffer(self._ended, dtype=np.bool_),
+            np.array(self._served_by),
             self._num_refused,
             now_s,
             was_given_up,

@@ -186,17 +186,17 @@ def test_the_default_lab_has_the_three_lanes_it_promises() -> None:
         (
             SPECULATIVE % "method: draft_model",
             "lab.yaml: lanes[fast].speculation: model must be given for methods draft_model, eagle, eagle3, and "
-            "not for ngram, suffix; method=draft_model",
+            "not for ngram, oracle, suffix; method=draft_model",
         ),
         (
             SPECULATIVE % "model: /models/draft",
             "lab.yaml: lanes[fast].speculation: model must be given for methods draft_model, eagle, eagle3, and "
-            "not for ngram, suffix; method=ngram",
+            "not for ngram, oracle, suffix; method=ngram",
         ),
         (
             SPECULATIVE % "method: eagle3",
             "lab.yaml: lanes[fast].speculation: model must be given for methods draft_model, eagle, eagle3, and "
-            "not for ngram, suffix; method=eagle3",
+            "not for ngram, oracle, suffix; method=eagle3",
         ),
         (
             SPECULATIVE % "method: eagle, model: /models/head, suffix_decoding_max_tree_depth: 8",
@@ -206,6 +206,71 @@ def test_the_default_lab_has_the_three_lanes_it_promises() -> None:
         (
             SPECULATIVE % "method: draft_model, model: /models/draft, prompt_lookup_max: 4",
             "lab.yaml: lanes[fast].speculation: prompt_lookup_max is for method ngram only; method=draft_model",
+        ),
+        (
+            SPECULATIVE % "method: adaptive",
+            "lab.yaml: lanes[fast].speculation: method=adaptive decides by what a step costs: give profile or "
+            "costs",
+        ),
+        (
+            SPECULATIVE % "method: adaptive, drafter: eagle3, costs: {fixed_s: 1, token_s: 0}",
+            "lab.yaml: lanes[fast].speculation: model must be given for methods draft_model, eagle, eagle3, and "
+            "not for ngram, oracle, suffix; method=adaptive, drafter=eagle3",
+        ),
+        (
+            SPECULATIVE
+            % "method: adaptive, drafter: eagle3, model: auto, prompt_lookup_max: 4, profile: {path: p}",
+            "lab.yaml: lanes[fast].speculation: prompt_lookup_max is for method ngram only; method=adaptive, "
+            "drafter=eagle3",
+        ),
+        (
+            SPECULATIVE % "method: adaptive, num_speculative_tokens_per_batch_size: auto, profile: {path: p}",
+            "lab.yaml: lanes[fast].speculation: num_speculative_tokens_per_batch_size is for method draft_model, "
+            "eagle, eagle3, ngram only; method=adaptive, drafter=ngram",
+        ),
+        (
+            SPECULATIVE % "num_speculative_tokens_per_batch_size: auto",
+            "lab.yaml: lanes[fast].speculation: num_speculative_tokens_per_batch_size=auto is made from a profile, "
+            "which must be given",
+        ),
+        (
+            SPECULATIVE % "profile: {path: p}",
+            "lab.yaml: lanes[fast].speculation: profile is read for method adaptive, or for "
+            "num_speculative_tokens_per_batch_size=auto; method=ngram",
+        ),
+        *(
+            (
+                SPECULATIVE % f"num_speculative_tokens_per_batch_size: {table}",
+                f"lab.yaml: lanes[fast].speculation.num_speculative_tokens_per_batch_size: {row} must be [batch "
+                f"from, to, tokens of a draft], the first from 1, none before the end of the one "
+                f"before it ({last})",
+            )
+            for table, row, last in (
+                ("[[2, 4, 1]]", "[2, 4, 1]", 0),
+                ("[[1, 4, 1], [4, 8, 0]]", "[4, 8, 0]", 4),
+                ("[[1, 4, -1]]", "[1, 4, -1]", 0),
+                ("[[1, 0, 1]]", "[1, 0, 1]", 0),
+            )
+        ),
+        (
+            SPECULATIVE % "method: oracle, acceptance: [0.5, 0.6], num_speculative_tokens: 2",
+            "lab.yaml: lanes[fast].speculation.acceptance: acceptance at position 2 is 0.6, must be in 0..0.5: "
+            "a draft token counts only where all before it were accepted",
+        ),
+        (
+            SPECULATIVE % "method: oracle, acceptance: 1.2",
+            "lab.yaml: lanes[fast].speculation.acceptance: acceptance at position 1 is 1.2, must be in 0..1: "
+            "a draft token counts only where all before it were accepted",
+        ),
+        (
+            SPECULATIVE % "method: oracle, acceptance: [0.5]",
+            "lab.yaml: lanes[fast].speculation: acceptance has 1 positions, num_speculative_tokens=4: they must be "
+            "as many",
+        ),
+        (
+            "lanes:\n  - {name: fast, strategy: speculative, speculation: {method: oracle}, "
+            "engine_args: {additional_config: {a: 1}}}\n",
+            "lab.yaml: lanes[fast]: engine_args.additional_config is set by speculation; method=oracle",
         ),
         (
             SPECULATIVE % "method: mtp, day: 2026-01-01",
@@ -401,7 +466,9 @@ def test_keys_of_one_speculation_method_exist_and_so_does_the_method() -> None:
         ("method: suffix, suffix_decoding_min_token_prob: 0.2", True),
         ("method: mtp", True),
         ("method: custom_class, model: mine.Drafts", True),
-        ("method: ngram, num_speculative_tokens_per_batch_size: [[1, 4, 3]]", True),
+        ("method: ngram, num_speculative_tokens_per_batch_size: [[1, 4, 3]]", False),
+        ("method: oracle", False),
+        ("method: adaptive, costs: {fixed_s: 1, token_s: 1}, draft_sample_method: greedy", True),
         ("method: ngram, promt_lookup_max: 3", True),
     ],
 )
@@ -434,6 +501,8 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "lanes[].model": config.LaneModelConfig,
     "speculation": config.SpeculationConfig,
     "refinement": config.RefinementConfig,
+    "profile": config.ProfileUse,
+    "costs": config.StepCosts,
     "simulated": config.SimulatedProfile,
     "autoscaling": config.AutoscalingConfig,
 }

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from serving.cli.options import find_config
+from serving.cli.options import find_config, load_lab
+from serving.core.errors import ConfigError
 from serving.core.exit_codes import ExitCode
+from serving.core.speculation.step_time import DraftCost, LinearStepTime
+from tests.profiles import lane_profile, write_profile
 from tests.unit.cli.verb_runs import CHECKOUT, run
 
 
@@ -30,3 +33,27 @@ def test_no_number_is_wrong_usage(arguments: tuple[str, ...], starts: list[str])
     assert result.exit_code == ExitCode.USAGE
     assert "'nan' is not a number" in result.stderr
     assert starts == []
+
+
+TABLE = """\
+lanes:
+  - {name: batched, strategy: batched}
+  - name: table
+    strategy: speculative
+    speculation: {num_speculative_tokens_per_batch_size: auto, profile: {path: p.json, lane: fast}}
+"""
+
+
+def test_a_lab_is_read_with_the_profile_beside_its_config(tmp_path: Path) -> None:
+    (tmp_path / "lab.yaml").write_text(TABLE)
+    with pytest.raises(ConfigError) as caught:
+        load_lab(tmp_path / "lab.yaml")
+    where = f"{tmp_path}/lab.yaml: lanes[table].speculation.profile: {tmp_path}/p.json: cannot be read: "
+    assert str(caught.value).startswith(where)
+    measured = lane_profile(
+        "fast", LinearStepTime(0.02, 0.001, 0), DraftCost(), {"copy": (0.8, 0.6, 0.4, 0.2)}
+    )
+    write_profile(tmp_path / "p.json", measured)
+    speculation = load_lab(tmp_path / "lab.yaml").lane("table").speculation
+    assert speculation is not None
+    assert isinstance(speculation.num_speculative_tokens_per_batch_size, tuple)

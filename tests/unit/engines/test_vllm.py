@@ -171,6 +171,53 @@ def test_the_first_request_does_not_choose_who_judges_grammars(lane: LaneConfig)
     assert json.loads(said) == {"backend": "xgrammar"}
 
 
+COSTS = {"fixed_s": 0.02, "token_s": 0.001}
+
+
+def lane_with(**speculation: Any) -> LaneConfig:
+    return LaneConfig(
+        name="spec",
+        strategy=Strategy.SPECULATIVE,
+        speculation=SpeculationConfig.model_validate(speculation),
+    )
+
+
+def test_a_proposer_of_ours_is_told_what_it_decides_by() -> None:
+    (said,) = options(lane_with(method="oracle", num_speculative_tokens=2, acceptance=0.5, seed=3))[
+        "--additional-config"
+    ]
+    assert json.loads(said) == {"tandem_proposer": {"rates": [0.5, 0.25], "seed": 3}}
+    (said,) = options(lane_with(method="adaptive", costs=COSTS, probe_steps=8, prompt_lookup_max=3))[
+        "--additional-config"
+    ]
+    told = json.loads(said)["tandem_proposer"]
+    assert (told["probe_steps"], told["prompt_lookup_min"], told["prompt_lookup_max"]) == (8, 2, 3)
+    assert told["costs"].items() >= COSTS.items()
+    assert "--additional-config" not in options(speculative())
+
+
+HEAD = {"method": "adaptive", "drafter": "eagle3", "model": "/models/head", "costs": COSTS}
+
+
+def test_adaptive_drafts_of_a_model_are_cut_in_the_worker_and_on_cpu_only() -> None:
+    (worker,) = options(lane_with(**HEAD))["--worker-extension-cls"]
+    assert worker == "serving.engines.vllm_adaptive_worker.WorkerExtension"
+    with pytest.raises(
+        ConfigError, match=r"lanes\[spec\]\.speculation\.drafter = 'eagle3': .*CPU engine only"
+    ):
+        options(lane_with(**HEAD), device="cuda")
+    assert "--worker-extension-cls" not in options(lane_with(method="adaptive", costs=COSTS), device="cuda")
+
+
+@pytest.mark.parametrize(
+    "speculation",
+    [{"method": "adaptive"}, {"method": "ngram", "num_speculative_tokens_per_batch_size": "auto"}],
+)
+def test_a_profile_that_nobody_read_starts_no_engine(speculation: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"lanes\[spec\]\.speculation\.profile: was not read"):
+        options(lane_with(**speculation, profile={"path": "p"}))
+
+
 def with_draft_model(path: Path) -> LaneConfig:
     return LaneConfig(
         name="spec",
@@ -225,6 +272,41 @@ def test_a_draft_of_a_hub_is_named_by_its_directory(method: str, monkeypatch: py
         (
             {"method": "custom_class", "model": "mine.Drafts", "num_speculative_tokens": 2, "x": [1]},
             {"method": "custom_class", "model": "mine.Drafts", "num_speculative_tokens": 2, "x": [1]},
+        ),
+        (
+            {"num_speculative_tokens_per_batch_size": [[1, 4, 3], [5, 9, 0]], "profile": {"path": "p"}},
+            {
+                "method": "ngram",
+                "num_speculative_tokens": 4,
+                "prompt_lookup_min": 2,
+                "prompt_lookup_max": 4,
+                "num_speculative_tokens_per_batch_size": [[1, 4, 3], [5, 9, 0]],
+            },
+        ),
+        (
+            {"method": "mtp", "num_speculative_tokens_per_batch_size": [[1, 4, 3]], "profile": {"path": "p"}},
+            {"method": "mtp", "num_speculative_tokens_per_batch_size": [[1, 4, 3]]},
+        ),
+        (
+            {"method": "oracle", "num_speculative_tokens": 2, "x": [1]},
+            {
+                "method": "custom_class",
+                "model": "serving.proposers.oracle.Oracle",
+                "num_speculative_tokens": 2,
+                "x": [1],
+            },
+        ),
+        (
+            {"method": "adaptive", "costs": COSTS},
+            {
+                "method": "custom_class",
+                "model": "serving.proposers.adaptive.AdaptiveNgram",
+                "num_speculative_tokens": 4,
+            },
+        ),
+        (
+            {"method": "adaptive", "drafter": "eagle3", "model": "/models/head", "costs": COSTS},
+            {"method": "eagle3", "model": "/models/head", "num_speculative_tokens": 4},
         ),
     ],
 )

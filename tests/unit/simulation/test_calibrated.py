@@ -242,3 +242,47 @@ def test_drafts_that_are_not_always_found_compute_less() -> None:
     (_, seldom_s), (_, always_s) = (fast(seldom, [Offered(0.0, 10, 11, kind)])[0] for kind in (0, 1))
     assert seldom_s == pytest.approx(0.010 + 10 * 0.002)
     assert always_s == pytest.approx(0.010 + 10 * 0.005)
+
+
+def test_an_engine_that_chooses_k_for_each_row_drafts_for_the_kinds_where_it_pays() -> None:
+    model = LaneModel(
+        "any",
+        CostModel(LinearStepTime(0.0, 0.001, 0), DraftCost(0.010, 0.020, 0.003)),
+        same_drafts(2, 2),
+        ((1.0, 1.0), (0.0, 0.0)),
+        64,
+        drafts_by_kind=((2, 2, 2), (0, 0, 0)),
+    )
+    # Alone: of the first kind 9 tokens in 3 steps of 3 positions, with the draft; of the other 9 plain steps.
+    (_, drafted_s), (_, plain_s) = (fast(model, [Offered(0.0, 10, 10, kind)])[0] for kind in (0, 1))
+    assert drafted_s == pytest.approx(0.010 + 3 * (0.003 + 0.010 + 2 * (0.020 + 0.003)))
+    assert plain_s == pytest.approx(0.010 + 9 * 0.001)
+    # The second comes a step later, so its prompt shares a step with the first's drafts; then two steps have
+    # both, 3 + 1 positions and drafts for one row only.
+    (_, first_s), (_, second_s) = fast(model, [Offered(0.0, 5, 10, 0), Offered(0.0, 5, 10, 1)])
+    draft_s = 0.010 + 2 * (0.020 + 0.003)
+    assert first_s == pytest.approx(0.005 + (3 + 5) * 0.001 + 2 * 0.004 + 3 * draft_s)
+    assert second_s == pytest.approx(first_s + 7 * 0.001)
+
+
+def test_rows_with_drafts_of_different_length_share_the_passes_of_the_longest() -> None:
+    model = LaneModel(
+        "any",
+        CostModel(LinearStepTime(0.0, 0.001, 0), DraftCost(0.010, 0.020, 0.003)),
+        same_drafts(2, 2),
+        ((1.0, 1.0), (1.0, 1.0)),
+        64,
+        drafts_by_kind=((2, 2, 2), (1, 1, 1)),
+    )
+    # The second's prompt comes in the first's first step with drafts; then two have both: 3 + 2 positions, two
+    # passes, three drafted tokens.
+    (_, first_s), _ = fast(model, [Offered(0.0, 5, 10, 0), Offered(0.0, 5, 10, 1)])
+    alone_s, both_s = 0.010 + 2 * 0.020 + 2 * 0.003, 0.010 + 2 * 0.020 + 3 * 0.003
+    assert first_s == pytest.approx(0.005 + (3 + 5) * 0.001 + alone_s + 2 * (0.005 + both_s))
+
+
+def test_drafts_of_a_kind_are_as_many_as_those_of_the_lane() -> None:
+    with pytest.raises(
+        ValueError, match="drafts_by_kind has 2 entries for a kind of text, drafts_by_batch 3"
+    ):
+        LaneModel("any", CostModel(STEP), same_drafts(1, 2), ((0.5,),), drafts_by_kind=((1, 1),))

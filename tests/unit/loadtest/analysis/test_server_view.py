@@ -190,3 +190,9 @@ def test_prefix_hits_are_those_of_the_stage() -> None:
     assert any("prefix cache hits unknown" in note for note in seen.notes)
     without = view(Scrape(), Scrape(), "batched")
     assert (without.prefix, without.notes) == (None, ())
+
+
+def test_a_stage_whose_requests_the_scheduler_spread_is_not_compared_with_any_lane() -> None:
+    seen = view(Scrape(), Scrape(), "any")
+    assert (seen.lane, seen.no_lane) == (None, None)
+    assert seen.notes == ("not compared with the server: lane any is all of them",)

@@ -84,6 +84,7 @@ def test_a_gateways_page_is_counted_by_lane_and_outcome() -> None:
     assert found.lane("other").num_ended == 0
     both = Scrape(gateways=(found, GatewayScrape("g-2", (LaneCounts("batched", {"completed": 4}),))))
     assert both.num_ended("batched") == 5 + 1 + 4
+    assert both.num_ended("any") == sum(lane.num_ended for each in both.gateways for lane in each.lanes)
 
 
 def test_a_page_that_is_no_gateways_is_refused() -> None:

@@ -111,6 +111,20 @@ def test_the_page_says_what_servers_that_are_not_ours_lack() -> None:
     assert "batched lacks" not in page
 
 
+def test_the_page_says_whose_drafts_were_an_oracles() -> None:
+    run, records = whole_run()
+    drafts = {"method": "oracle", "acceptance": 0.6}
+    lanes = [
+        lane | ({"speculation": drafts} if lane["name"] == "speculative" else {})
+        for lane in run.run.config["lanes"]
+    ]
+    config = run.run.config | {"lanes": lanes}
+    page = render(summarize(replace(run, run=replace(run.run, config=config)), records), ())
+    assert "by an oracle, acceptance 0.6 asked for: for studies only" in page
+    assert page.count("by an oracle") == 1
+    assert "by an oracle" not in render(summarize(*whole_run()), ())
+
+
 def test_figures_are_in_the_page_as_they_are_drawn(built: Path) -> None:
     page = (built / "report.html").read_text()
     found = re.search(r"^const figures = (\{.*\});$", page, re.MULTILINE)

@@ -39,8 +39,9 @@ def run(values: Sequence[Times], ended: int | None = None) -> PlannedRun:
     is_ended = np.arange(len(values)) < (len(values) if ended is None else ended)
     tokens = np.full(len(values), 11)
     refused = int(np.isinf(ttft_s).sum())
+    nobody = np.full(len(values), -1)
     return PlannedRun(
-        ttft_s, tpot_s, ttft_s + 10 * tpot_s, tokens, is_ended, refused, 1.0, ended is not None, ()
+        ttft_s, tpot_s, ttft_s + 10 * tpot_s, tokens, is_ended, nobody, refused, 1.0, ended is not None, ()
     )
 
 

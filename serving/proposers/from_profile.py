@@ -1,0 +1,117 @@
+"""What a lab's lanes take from profiles: step costs of adaptive lanes, and tables from batch to draft length."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import fmean
+
+from serving.calibration import profile
+from serving.calibration.profile import LaneProfile
+from serving.config import METHODS_WITH_DRAFT, LabConfig, LaneConfig, ProfileUse, SpeculationConfig, StepCosts
+from serving.core.errors import ConfigError
+from serving.core.speculation.acceptance import Rates, extended
+from serving.core.speculation.cost_model import BatchRange, CostModel
+from serving.core.speculation.step_time import DraftCost, LinearStepTime
+
+
+def with_profiles(lab: LabConfig, folder: Path) -> LabConfig:
+    """The same lab with what its profiles say written out, so that pages, runs and other nodes have it.
+
+    Args:
+        folder: that of the config, where relative paths begin.
+
+    Raises:
+        ConfigError: a profile cannot be read or lacks what is wanted; the text names file, lane and setting.
+    """
+    return lab.model_copy(update={"lanes": tuple(_with_profile(lane, folder) for lane in lab.lanes)})
+
+
+def _with_profile(lane: LaneConfig, folder: Path) -> LaneConfig:
+    speculation = lane.speculation
+    if speculation is None or (use := speculation.profile) is None:
+        return lane
+    wants_table = speculation.num_speculative_tokens_per_batch_size == "auto"
+    wants_costs = speculation.method == "adaptive" and speculation.costs is None
+    if not (wants_table or wants_costs):
+        return lane
+    path = folder / Path(use.path).expanduser()
+    try:
+        measured = profile.load(path).lane(use.lane or lane.name)
+    except ConfigError as error:
+        text = str(error) if str(path) in str(error) else f"{path}: {error}"
+        raise ConfigError(f"lanes[{lane.name}].speculation.profile: {text}") from None
+    try:
+        if wants_costs:
+            update: dict[str, object] = {"costs": step_costs(measured, speculation)}
+        else:
+            ranges = batch_table(measured, speculation, use, lane.max_num_seqs)
+            table = tuple((each.first, each.last, each.num_drafts) for each in ranges)
+            update = {"num_speculative_tokens_per_batch_size": table}
+    except ValueError as error:
+        raise ConfigError(
+            f"lanes[{lane.name}].speculation.profile: {path}: lane {measured.lane!r} {error}"
+        ) from None
+    return lane.model_copy(update={"speculation": speculation.model_copy(update=update)})
+
+
+def step_costs(measured: LaneProfile, speculation: SpeculationConfig) -> StepCosts:
+    """What a step costs the lane by what was measured.
+
+    A learned draft has one pass in every step, drafts or not, for its own KV cache; so that pass decides nothing
+    and counts to what every step takes.
+
+    Raises:
+        ValueError: of a learned draft was not measured what it costs.
+    """
+    is_learned = speculation.drafts_by in METHODS_WITH_DRAFT
+    draft = measured.draft_cost
+    if is_learned and draft is None:
+        raise ValueError(
+            f"makes no drafts, and {speculation.drafts_by} costs time: name a lane that drafts so (profile.lane)"
+        )
+    draft = draft or DraftCost()
+    step = measured.step_time
+    always_s = draft.step_s if is_learned else 0.0
+    return StepCosts(
+        fixed_s=step.fixed_s + always_s,
+        token_s=step.token_s,
+        kv_token_s=step.kv_token_s,
+        draft_step_s=draft.step_s - always_s,
+        draft_pass_s=draft.pass_s,
+        draft_pass_sequence_s=draft.pass_sequence_s,
+    )
+
+
+def cost_model(costs: StepCosts) -> CostModel:
+    """What an adaptive lane decides by."""
+    return CostModel(
+        LinearStepTime(costs.fixed_s, costs.token_s, costs.kv_token_s),
+        DraftCost(costs.draft_step_s, costs.draft_pass_s, costs.draft_pass_sequence_s),
+    )
+
+
+def batch_table(
+    measured: LaneProfile, speculation: SpeculationConfig, use: ProfileUse, max_batch: int
+) -> tuple[BatchRange, ...]:
+    """The best length of a draft for each batch, by the mean acceptance of the workloads.
+
+    Raises:
+        ValueError: what it needs was not measured.
+    """
+    rates, share = _acceptance(measured, use.workload)
+    model = cost_model(step_costs(measured, speculation))
+    return model.batch_table(use.context_tokens, rates, speculation.num_speculative_tokens, max_batch, share)
+
+
+def _acceptance(measured: LaneProfile, workload: str | None) -> tuple[Rates, float]:
+    """Rates by position and share of drafts: of one workload, or the mean of all."""
+    if not measured.acceptance:
+        raise ValueError("has no acceptance: it makes no drafts; name a lane that does (profile.lane)")
+    if workload is not None and workload not in measured.acceptance:
+        raise ValueError(
+            f"has no workload {workload!r} (profile.workload); it has {', '.join(sorted(measured.acceptance))}"
+        )
+    names = list(measured.acceptance) if workload is None else [workload]
+    every = [extended(measured.acceptance[name], measured.num_drafts) for name in names]
+    rates = tuple(fmean(at) for at in zip(*every, strict=True))
+    return rates, fmean(measured.draft_share.get(name, 1.0) for name in names)

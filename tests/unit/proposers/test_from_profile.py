@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving.config import LabConfig
+from serving.core.errors import ConfigError
+from serving.core.speculation.cost_model import CostModel
+from serving.core.speculation.step_time import DraftCost, LinearStepTime
+from serving.proposers.from_profile import with_profiles
+from tests.profiles import lane_profile, write_profile
+
+STEP = LinearStepTime(0.02, 0.002, 1e-6)
+COST = DraftCost(0.004, 0.003, 0.0005)
+RATES = {"story": (0.6, 0.4, 0.2), "copy": (0.8, 0.6, 0.4)}
+TABLE = {"method": "ngram", "num_speculative_tokens": 3, "num_speculative_tokens_per_batch_size": "auto"}
+
+
+def written(
+    folder: Path, speculation: dict[str, Any], cost: DraftCost | None = COST, **use: Any
+) -> dict[str, Any]:
+    """A lane's speculation once the profile beside its config was read."""
+    measured = lane_profile("fast", STEP, cost, RATES if cost else None, {"story": 0.5})
+    write_profile(folder / "p.json", measured, lane_profile("plain", STEP))
+    lane = {
+        "name": "fast",
+        "strategy": "speculative",
+        "speculation": speculation | {"profile": {"path": "p.json"} | use},
+    }
+    lab = LabConfig.model_validate({"lanes": [lane | {"strategy": "speculative"}]}, strict=False)
+    found = with_profiles(lab, folder).lane("fast").speculation
+    assert found is not None
+    return found.model_dump()
+
+
+def test_a_table_is_the_cost_models(tmp_path: Path) -> None:
+    found = written(tmp_path, TABLE)["num_speculative_tokens_per_batch_size"]
+    expected = CostModel(STEP, COST).batch_table(512, (0.7, 0.5, 0.3), 3, 16, 0.75)
+    assert found == tuple((each.first, each.last, each.num_drafts) for each in expected)
+    assert found[0][0] == 1
+    assert found[-1][1] == 16
+    assert len(found) > 1
+
+
+def test_a_table_for_one_workload_goes_by_its_acceptance(tmp_path: Path) -> None:
+    tables = [
+        written(tmp_path, TABLE, workload=name)["num_speculative_tokens_per_batch_size"] for name in RATES
+    ]
+    expected = CostModel(STEP, COST).batch_table(512, RATES["copy"], 3, 16)
+    assert tables[1] == tuple((each.first, each.last, each.num_drafts) for each in expected)
+    assert tables[0] != tables[1]
+
+
+def test_the_pass_that_a_learned_draft_has_anyway_decides_nothing(tmp_path: Path) -> None:
+    head = {"method": "adaptive", "drafter": "eagle3", "model": "auto"}
+    copied = written(tmp_path, {"method": "adaptive"})["costs"]
+    learned = written(tmp_path, head)["costs"]
+    assert (copied["fixed_s"], copied["draft_step_s"]) == (0.02, 0.004)
+    assert (learned["fixed_s"], learned["draft_step_s"]) == (0.024, 0)
+    for costs in (copied, learned):
+        assert (costs["token_s"], costs["kv_token_s"]) == (0.002, 1e-6)
+        assert (costs["draft_pass_s"], costs["draft_pass_sequence_s"]) == (0.003, 0.0005)
+
+
+def test_copied_drafts_need_no_lane_that_drafts(tmp_path: Path) -> None:
+    costs = written(tmp_path, {"method": "adaptive"}, lane="plain")["costs"]
+    assert (costs["fixed_s"], costs["draft_pass_s"]) == (0.02, 0)
+
+
+def test_what_is_given_is_kept(tmp_path: Path) -> None:
+    given = {"method": "adaptive", "costs": {"fixed_s": 1.0, "token_s": 2.0}}
+    assert written(tmp_path, given)["costs"]["token_s"] == 2
+    table = [[1, 2, 1]]
+    assert written(tmp_path, TABLE | {"num_speculative_tokens_per_batch_size": table})[
+        "num_speculative_tokens_per_batch_size"
+    ] == ((1, 2, 1),)
+
+
+@pytest.mark.parametrize(
+    ("speculation", "use", "fault"),
+    [
+        (TABLE, {"path": "gone.json"}, "gone.json: cannot be read: No such file"),
+        (TABLE, {"lane": "slow"}, "p.json: lane 'slow' is not in the profile; it has fast, plain"),
+        (TABLE, {"lane": "plain"}, "p.json: lane 'plain' has no acceptance"),
+        (
+            TABLE,
+            {"workload": "chat"},
+            r"p.json: lane 'fast' has no workload 'chat' \(profile.workload\); it has copy, story",
+        ),
+        (
+            {"method": "adaptive", "drafter": "eagle3", "model": "auto"},
+            {"lane": "plain"},
+            r"p.json: lane 'plain' makes no drafts, and eagle3 costs time: .*\(profile.lane\)",
+        ),
+    ],
+)
+def test_what_a_profile_lacks_is_named_with_file_lane_and_setting(
+    tmp_path: Path, speculation: dict[str, Any], use: dict[str, Any], fault: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"^lanes\[fast\]\.speculation\.profile: .*{fault}"):
+        written(tmp_path, speculation, **use)
