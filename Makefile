@@ -15,7 +15,7 @@ TOOLS := $(CURDIR)/.tandem/tools/usr/bin
 .PHONY: help demo test test-unit check up down status bench report dashboards prometheus bench-client bench-recording bench-scheduler bench-idle bench-gateway bench-overhead validate-simulate study-policies study-adaptive crosscheck doctor install clean
 
 help: ## List the verbs
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: install ## The whole job: environment, model, lab, load, table and report, everything down again
 	@$(BIN)/tandem demo $(WITH_CONFIG) $(ARGS)
