@@ -35,37 +35,37 @@ def _passing_on(verb: Callable[[tuple[str, ...]], None]) -> click.Command:
 
 @_passing_on
 def bench(arguments: tuple[str, ...]) -> None:
-    """Measure the running lab: throughput and latency by lane, workload and load."""
+    """Measure the running lab: throughput and latency of each lane."""
     end(_run_client("loadtest.bench", arguments))
 
 
 @_passing_on
 def sweep(arguments: tuple[str, ...]) -> None:
-    """Find the highest rate at which each lane keeps an objective: which lane serves most."""
+    """Find the highest rate at which each lane keeps an objective."""
     end(_run_client("loadtest.sweep", arguments))
 
 
 @_passing_on
 def lesson(arguments: tuple[str, ...]) -> None:
-    """Draw five pictures of serial decoding from the running lab: `tandem lesson --out lesson.html`."""
+    """Draw five pictures of serial decoding from the running lab."""
     end(_run_client("loadtest.lesson", arguments))
 
 
 @_passing_on
 def report(arguments: tuple[str, ...]) -> None:
-    """Write the report of a run again, or compare two: `tandem report runs/A`, `tandem report runs/A runs/B`."""
+    """Write the report of a run again, or compare two runs."""
     end(run_module("loadtest.report", arguments))
 
 
 @_passing_on
 def calibrate(arguments: tuple[str, ...]) -> None:
-    """Measure what the running lab's lanes cost by step, token and draft: the profile for `tandem simulate`."""
+    """Measure what a step, a token and a draft cost: the profile."""
     end(_run_client("loadtest.calibrate", arguments))
 
 
 @_passing_on
 def simulate(arguments: tuple[str, ...]) -> None:
-    """Simulate a load by a profile: how many replicas of which lane hold an objective. Needs no lab."""
+    """Say how many replicas a load needs, by a profile; needs no lab."""
     end(run_module("loadtest.simulate", arguments))
 
 
@@ -92,9 +92,9 @@ def simulate(arguments: tuple[str, ...]) -> None:
     help="Of the requests; all processes choose the same ones.",
 )
 def trace(seconds: float, out: Path | None, base_url: str | None, token_ids: bool, share: float) -> None:
-    """Record engine steps and requests of the running lab; open the result at https://ui.perfetto.dev.
+    """Record engine steps and requests of the running lab.
 
-    Beside the trace it writes steps.jsonl, the same in plain rows: docs/tracing.md. It sends no load itself.
+    Open the result at https://ui.perfetto.dev. Beside the trace it writes steps.jsonl, the same in plain rows: docs/tracing.md. It sends no load itself.
 
     \b
     Examples:

@@ -15,7 +15,7 @@ from serving.export.kuberay.objects import Cluster
 
 @click.group()
 def export() -> None:
-    """Write the lab's config as others want it: `serve` for a Ray cluster, `kuberay` for Kubernetes."""
+    """Write the lab's config for `serve deploy`, or for Kubernetes."""
 
 
 @export.command(name="serve")

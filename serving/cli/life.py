@@ -309,7 +309,9 @@ def _take_down(address: str, run_id: str) -> None:
 @click.command()
 @config_option
 def prepare(config_file: Path | None) -> None:
-    """Make ready what the config names: the default model converted, once, a hub's fetched or brought up to date.
+    """Make ready the models that the config names.
+
+    The default one is converted, once; a hub's is fetched or brought up to date.
 
     \b
     Examples:
@@ -343,7 +345,7 @@ def _obtain(model: str, setting: str) -> Path:
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")
 def doctor_verb(config_file: Path | None, as_json: bool) -> None:
-    """Say what this machine lacks for the lab, and what to do about it. Exit code 1 if anything fails."""
+    """Say what this machine lacks, and what to do about it. Exit code 1 if anything fails."""
     checks = _examine(load_lab(find_config(config_file)))
     if as_json:
         click.echo(json.dumps({"checks": [asdict(check) for check in checks]}, indent=2))
@@ -377,7 +379,7 @@ def check_lines(checks: list[Check]) -> list[str]:
 @click.command()
 @config_option
 def demo(config_file: Path | None) -> None:
-    """The whole job: check this machine, prepare the model, start the lab, measure it, stop it."""
+    """Do the whole job: prepare, start, measure, report, stop."""
     path = find_config(config_file)
     lab = load_lab(path)
     _refuse_second_lab()

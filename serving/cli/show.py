@@ -153,7 +153,7 @@ def waiting_table(scheduler: dict[str, Any]) -> Table:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print frames as JSON, a line each.")
 def watch_verb(base_url: str | None, once: bool, seconds: float | None, as_json: bool) -> None:
-    """Show each lane's headline figures, anew each second, until `q` or Ctrl-C."""
+    """Show each lane's headline figures, anew each second until `q`."""
     url = server_root(base_url or running_url())
     try:
         with watch.key_q() as wait:

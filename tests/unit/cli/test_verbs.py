@@ -6,7 +6,9 @@ import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
 
+from serving.cli.verbs import tandem
 from serving.core.exit_codes import ExitCode
 from tests.unit.cli.verb_runs import CHECKOUT, run
 
@@ -19,6 +21,12 @@ def test_help_promises_every_exit_code(code: int) -> None:
 @pytest.mark.parametrize("verb", ["up", "down", "status", "bench", "report", "prepare", "doctor", "demo"])
 def test_help_lists_every_verb(verb: str) -> None:
     assert f"\n  {verb} " in run("--help").stdout
+
+
+def test_help_says_each_verb_in_a_line_that_is_not_cut() -> None:
+    # 78 is what click takes of a terminal of 80 columns.
+    text = CliRunner().invoke(tandem, ["--help"], terminal_width=78).stdout
+    assert "..." not in text.split("\nCommands:\n")[1]
 
 
 @pytest.mark.parametrize(
