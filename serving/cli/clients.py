@@ -94,7 +94,8 @@ def simulate(arguments: tuple[str, ...]) -> None:
 def trace(seconds: float, out: Path | None, base_url: str | None, token_ids: bool, share: float) -> None:
     """Record engine steps and requests of the running lab.
 
-    Open the result at https://ui.perfetto.dev. Beside the trace it writes steps.jsonl, the same in plain rows: docs/tracing.md. It sends no load itself.
+    Open the result at https://ui.perfetto.dev. Beside the trace it writes steps.jsonl, the same in plain rows:
+    docs/tracing.md. It sends no load itself.
 
     \b
     Examples:
