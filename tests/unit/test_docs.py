@@ -12,6 +12,7 @@ from serving import config
 from serving.calibration import profile
 from serving.cli.verbs import tandem
 from serving.core.errors import ERROR_SHAPES, Reason
+from serving.core.lane import Strategy
 from serving.metrics.names import METRICS
 from serving.metrics.table import with_table
 
@@ -83,6 +84,7 @@ def test_metrics_table_is_the_list_in_the_code() -> None:
 @pytest.mark.parametrize(
     ("document", "headings", "names"),
     [
+        ("../README.md", ("strategy", "decodes"), tuple(Strategy)),
         ("scheduling.md", ("scheduler.order", "next is"), config.ORDERS),
         ("scheduling.md", ("scheduler.placement", "takes"), config.PLACEMENTS),
         (
@@ -91,7 +93,7 @@ def test_metrics_table_is_the_list_in_the_code() -> None:
             WORKLOAD_NAMES,
         ),
     ],
-    ids=["orders", "placements", "workloads"],
+    ids=["strategies", "orders", "placements", "workloads"],
 )
 def test_tables_of_what_can_be_chosen_name_all_of_it(
     document: str, headings: tuple[str, ...], names: tuple[str, ...]
@@ -176,6 +178,12 @@ def test_the_index_names_every_document() -> None:
 def test_the_readme_lists_every_tandem_verb() -> None:
     documented = [row["verb"] for row in table(prose(README), "verb", "does")]
     assert sorted(documented) == sorted(f"tandem {name}" for name in tandem.commands)
+
+
+def test_the_readme_names_every_lab_that_is_shipped() -> None:
+    linked = {ROOT / link for link in LINK.findall(prose(README))}
+    others = set((ROOT / "deploy").glob("*.yaml")) - {ROOT / "deploy/lab.yaml"}
+    assert others <= linked, "a row of its table of labs"
 
 
 def test_tandem_verbs_named_in_documents_exist() -> None:
