@@ -153,7 +153,10 @@ def waiting_table(scheduler: dict[str, Any]) -> Table:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print frames as JSON, a line each.")
 def watch_verb(base_url: str | None, once: bool, seconds: float | None, as_json: bool) -> None:
-    """Show each lane's headline figures, anew each second until `q`."""
+    """Show each lane's headline figures, anew each second.
+
+    `q` or Ctrl-C ends it.
+    """
     url = server_root(base_url or running_url())
     try:
         with watch.key_q() as wait:
