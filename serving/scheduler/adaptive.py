@@ -281,25 +281,28 @@ class Adaptive(PlacementPolicy):
         self._note(request, scored, chosen, was_kept)
         return chosen.state
 
-    def would_wait(
+    def awaited(
         self,
         request: SchedulingRequest,
         candidates: Sequence[ReplicaState],
         full: Callable[[], Sequence[ReplicaState]],
-    ) -> bool:
-        """On all cores that have room the better lane is one that is full: the other would take its time away."""
+    ) -> Sequence[ReplicaState]:
+        """The best on each cores, if on all that have room the better lane is full: the other would slow it."""
         if request.lane is not None or not all(candidate.info.cores for candidate in candidates):
-            return False
+            return ()
         full_there = _by_cores(full())
         arriving = _sequences_of(request)
+        winners: list[ReplicaState] = []
         for cores, group in _by_cores(candidates).items():
             waited_for = full_there.get(cores)
             if waited_for is None:
-                return False
+                return ()
             winner, _ = self._of_cores(self._scored(request, arriving, [*group, *waited_for]), request)
-            if winner.state in group:
-                return False
-        return True
+            # A full replica may win over one of its own lane that has room.
+            if winner.score.lane in {candidate.info.lane for candidate in group}:
+                return ()
+            winners.append(winner.state)
+        return winners
 
     def explain(self) -> Choice | None:
         return self._choice

@@ -193,6 +193,20 @@ class Fleet:
         kept.replicas.add(max(free)[1])
         kept.waiting.add(eligibility)
 
+    def wait_for(self, awaited: Sequence[ReplicaState], eligibility: Eligibility, kept: Kept) -> None:
+        """Such a request waits for these: what slots they have free must not go one by one to those behind it."""
+        places = self.places(eligibility)
+        limit_of = {
+            replica.info.replica_id: limit
+            for replica, limit in zip(places.replicas, places.limits, strict=True)
+        }
+        kept.replicas.update(
+            replica.info.replica_id
+            for replica in awaited
+            if replica.load.sequences < limit_of[replica.info.replica_id]
+        )
+        kept.waiting.add(eligibility)
+
     def _openings(self, places: Places, kept: Kept) -> Openings | None:
         """Those with room, if the sorted ones are they: no slots are kept, and all breakers closed."""
         if places.openings is None or kept.replicas or self._not_closed:

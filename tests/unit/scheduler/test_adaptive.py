@@ -194,6 +194,33 @@ def test_nobody_waits_for_a_lane_whose_breaker_is_open() -> None:
     assert placed(made) == [("r1", "b")]
 
 
+def test_slots_of_the_lane_that_a_request_of_several_waits_for_are_kept_for_it() -> None:
+    made = adaptive_core(plain(**MACHINE), drafting(max_running=2, **MACHINE))
+    for number in range(2):
+        made.submit(ask(number, COPY), 0.0)
+    assert placed(made) == [("r0", "s"), ("r1", "s")]
+    made.submit(ask("several", COPY, num_sequences=2), 0.0)
+    made.submit(ask(2, COPY), 0.0)
+    assert placed(made) == []
+    made.release("r0", 1.0)
+    assert placed(made) == [], "one slot is free, and it is not for the request behind"
+    made.release("r1", 2.0)
+    assert placed(made) == [("rseveral", "s")]
+    made.release("rseveral", 3.0)
+    assert placed(made) == [("r2", "s")]
+
+
+def test_nobody_waits_for_a_full_replica_of_a_lane_that_has_room_on_another() -> None:
+    infos = plain(**MACHINE), drafting("s1", **MACHINE), drafting("s2", **MACHINE)
+    made = policy(*infos)
+    run(made, ask("short", COPY), infos[1])
+    run(made, ask("long", COPY), infos[2])
+    other, full, roomy = states(*infos)
+    roomy.load.outstanding_tokens = 1_000  # of equals the full one has fewer
+    assert not made.awaited(ask(1, COPY), [other, roomy], lambda: [full])
+    assert made.awaited(ask(1, COPY), [other], lambda: [full, roomy]) == [full]
+
+
 # What it may choose from
 
 
