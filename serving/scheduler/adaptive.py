@@ -242,7 +242,10 @@ class Adaptive(PlacementPolicy):
         steps, tokens = end.num_steps - running.num_sequences, end.output_tokens - running.num_sequences
         if steps < 1:
             return
-        # Chunks that were merged on the way would be more than a step can give.
+        # More than steps can give: chunks were merged on the way, and nobody knows of how many steps. A last token
+        # of each sequence that has no text makes no chunk, and is none.
+        if tokens - steps > k * steps + running.num_sequences:
+            return
         accepted = min(max(tokens - steps, 0), k * steps)
         outcome = DraftOutcome.of_counts(steps, accepted, k)
         self._estimator.learn(running.lane, running.kind, running.tenant, outcome)

@@ -320,7 +320,8 @@ def test_requests_that_end_say_what_drafts_give_on_that_lane() -> None:
     ("end", "observed"),
     [
         (ended(61, 31), 30),  # 30 steps after the first gave 60 tokens
-        (ended(500, 31), 30 * K),  # chunks were merged: no step gives more than k + 1
+        (ended(1 + 30 * (K + 1) + 1, 31), 30 * K),  # the last token has no text
+        (ended(1 + 30 * (K + 1) + 2, 31), None),  # chunks were merged, of how many steps nobody knows
         (ended(31, 40), 0),
         (ended(61, None), None),
         (ended(1, 1), None),
