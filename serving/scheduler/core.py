@@ -161,7 +161,7 @@ class SchedulerCore:
         while waiting := self._queue.head(lambda kind: self._fleet.has_slot(kind, now_s, kept)):
             kind = Eligibility.of(waiting.request)
             if candidates := self._fleet.with_room(kind, now_s, kept):
-                if awaited := self._awaited(waiting.request, kind, candidates, now_s):
+                if awaited := self._awaited(waiting.request, kind, candidates):
                     self._fleet.wait_for(awaited, kind, kept)
                 else:
                     grants.append(self._place(waiting, candidates, now_s))
@@ -304,13 +304,10 @@ class SchedulerCore:
         request: SchedulingRequest,
         eligibility: Eligibility,
         candidates: Sequence[ReplicaState],
-        now_s: float,
     ) -> Sequence[ReplicaState]:
         if request.max_queue_s == 0:
             return ()  # it must run now or never does
-        return self._placement.awaited(
-            request, candidates, lambda: self._fleet.full(eligibility, now_s, self._kept)
-        )
+        return self._placement.awaited(request, candidates, lambda: self._fleet.full(eligibility, self._kept))
 
     def _predicted(self, request: SchedulingRequest) -> SchedulingRequest:
         if request.predicted_output_tokens:
@@ -338,9 +335,7 @@ class SchedulerCore:
             can_place
             and self._fleet.has_room(eligibility, now_s, self._kept)
             and not self._queue.has_any(lambda other: self._fleet.has_slot(other, now_s, self._kept))
-            and not self._awaited(
-                request, eligibility, self._fleet.with_room(eligibility, now_s, self._kept), now_s
-            )
+            and not self._awaited(request, eligibility, self._fleet.with_room(eligibility, now_s, self._kept))
         )
         estimators = [self._lane(name) for name in places.lanes]
         first_token = [e.first_token_s for e in estimators if e.first_token_s is not None]

@@ -144,13 +144,16 @@ class Fleet:
             and replica.info.replica_id not in kept.replicas
         ]
 
-    def full(self, eligibility: Eligibility, now_s: float, kept: Kept = NOTHING_KEPT) -> list[ReplicaState]:
-        """Those that may serve such a request, can be trusted, and lack room for it now."""
+    def full(self, eligibility: Eligibility, kept: Kept = NOTHING_KEPT) -> list[ReplicaState]:
+        """Those that may serve such a request, can be trusted, and lack room for it now.
+
+        One whose breaker asks for a probe is not waited for: it may be full of requests that hang.
+        """
         places = self.places(eligibility)
         return [
             replica
             for replica, fullest in zip(places.replicas, places.fullest, strict=True)
-            if replica.breaker.lets_through(now_s)
+            if replica.breaker.opened_at_s is None
             and (replica.load.sequences > fullest or replica.info.replica_id in kept.replicas)
         ]
 

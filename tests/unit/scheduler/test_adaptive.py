@@ -194,6 +194,18 @@ def test_nobody_waits_for_a_lane_whose_breaker_is_open() -> None:
     assert placed(made) == [("r1", "b")]
 
 
+def test_nobody_waits_for_a_lane_on_trial() -> None:
+    lanes = plain(**MACHINE), drafting(max_running=2, **MACHINE)
+    made = adaptive_core(*lanes, breaker_failures=1, breaker_cooldown_s=5)
+    for number in range(2):
+        made.submit(ask(number, COPY), 0.0)
+    assert placed(made) == [("r0", "s"), ("r1", "s")]
+    made.release("r0", 0.0, RequestEnd(ReplicaVerdict.FAILED))
+    made.submit(ask("several", COPY, num_sequences=2), 10.0)
+    granted = [(grant.lease.request_id, grant.replica.replica_id) for grant in made.dispatch(10.0)]
+    assert granted == [("rseveral", "b")]
+
+
 def test_slots_of_the_lane_that_a_request_of_several_waits_for_are_kept_for_it() -> None:
     made = adaptive_core(plain(**MACHINE), drafting(max_running=2, **MACHINE))
     for number in range(2):
