@@ -77,6 +77,10 @@ class _Replica:
     free: _Sequences = field(default_factory=_Sequences)
     bound: _Sequences = field(default_factory=_Sequences)
 
+    @property
+    def num_sequences(self) -> float:
+        return self.free.count + self.bound.count
+
 
 @dataclass(frozen=True, slots=True)
 class _Running:
@@ -164,7 +168,7 @@ class Adaptive(PlacementPolicy):
             self._notice(info)
         cost = self._costs.get(info.lane)
         replica = self._replicas[info.replica_id]
-        batch = replica.free.count + replica.bound.count + request.num_sequences
+        batch = replica.num_sequences + request.num_sequences
         num_drafts = cost.num_drafts(round(batch)) if cost else 0
         expected = self._estimator.expect(info.lane, request.kind, request.tenant, num_drafts)
         running = _Running(
@@ -235,7 +239,7 @@ class Adaptive(PlacementPolicy):
         Where k changes with the batch, only of a request that came and left at the same k.
         """
         cost, k = self._costs.get(running.lane), running.num_drafts
-        if not k or cost is None or k != cost.num_drafts(round(replica.free.count + replica.bound.count)):
+        if not k or cost is None or k != cost.num_drafts(round(replica.num_sequences)):
             return
         if end.num_steps is None or end.output_tokens is None:
             return
@@ -254,6 +258,10 @@ class Adaptive(PlacementPolicy):
         sums.predicted += running.predicted * k * steps
         sums.observed += accepted
         self.reliability.setdefault(running.lane, Reliability()).add(running.predicted, accepted, k * steps)
+
+    def sequences_by_replica(self) -> dict[str, float]:
+        """What it takes to run on each ready replica."""
+        return {name: replica.num_sequences for name, replica in self._replicas.items()}
 
     # The choice
 
