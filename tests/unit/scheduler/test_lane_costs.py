@@ -104,7 +104,7 @@ def test_a_lane_that_drafts_other_than_when_it_was_measured_is_refused(
     tmp_path: Path, num_drafts: int | None, fault: str | None
 ) -> None:
     save(PROFILE, tmp_path / "profile.json")
-    drafting = {"name": "speculative", "strategy": "batched"}
+    drafting: dict[str, object] = {"name": "speculative", "strategy": "batched"}
     if num_drafts is not None:
         drafts = {"method": "ngram", "num_speculative_tokens": num_drafts}
         drafting |= {"strategy": "speculative", "speculation": drafts}
