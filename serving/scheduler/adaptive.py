@@ -77,6 +77,10 @@ class _Replica:
     free: _Sequences = field(default_factory=_Sequences)
     bound: _Sequences = field(default_factory=_Sequences)
 
+    @property
+    def num_sequences(self) -> float:
+        return self.free.count + self.bound.count
+
 
 @dataclass(frozen=True, slots=True)
 class _Running:
@@ -164,7 +168,7 @@ class Adaptive(PlacementPolicy):
             self._notice(info)
         cost = self._costs.get(info.lane)
         replica = self._replicas[info.replica_id]
-        batch = replica.free.count + replica.bound.count + request.num_sequences
+        batch = replica.num_sequences + request.num_sequences
         num_drafts = cost.num_drafts(round(batch)) if cost else 0
         expected = self._estimator.expect(info.lane, request.kind, request.tenant, num_drafts)
         running = _Running(
@@ -235,14 +239,17 @@ class Adaptive(PlacementPolicy):
         Where k changes with the batch, only of a request that came and left at the same k.
         """
         cost, k = self._costs.get(running.lane), running.num_drafts
-        if not k or cost is None or k != cost.num_drafts(round(replica.free.count + replica.bound.count)):
+        if not k or cost is None or k != cost.num_drafts(round(replica.num_sequences)):
             return
         if end.num_steps is None or end.output_tokens is None:
             return
         steps, tokens = end.num_steps - running.num_sequences, end.output_tokens - running.num_sequences
         if steps < 1:
             return
-        # Chunks that were merged on the way would be more than a step can give.
+        # More than steps can give: chunks were merged on the way, and nobody knows of how many steps. A last token
+        # of each sequence that has no text makes no chunk, and is none.
+        if tokens - steps > k * steps + running.num_sequences:
+            return
         accepted = min(max(tokens - steps, 0), k * steps)
         outcome = DraftOutcome.of_counts(steps, accepted, k)
         self._estimator.learn(running.lane, running.kind, running.tenant, outcome)
@@ -251,6 +258,10 @@ class Adaptive(PlacementPolicy):
         sums.predicted += running.predicted * k * steps
         sums.observed += accepted
         self.reliability.setdefault(running.lane, Reliability()).add(running.predicted, accepted, k * steps)
+
+    def sequences_by_replica(self) -> dict[str, float]:
+        """What it takes to run on each ready replica."""
+        return {name: replica.num_sequences for name, replica in self._replicas.items()}
 
     # The choice
 
@@ -281,25 +292,28 @@ class Adaptive(PlacementPolicy):
         self._note(request, scored, chosen, was_kept)
         return chosen.state
 
-    def would_wait(
+    def awaited(
         self,
         request: SchedulingRequest,
         candidates: Sequence[ReplicaState],
         full: Callable[[], Sequence[ReplicaState]],
-    ) -> bool:
-        """On all cores that have room the better lane is one that is full: the other would take its time away."""
+    ) -> Sequence[ReplicaState]:
+        """The best on each cores, if on all that have room the better lane is full: the other would slow it."""
         if request.lane is not None or not all(candidate.info.cores for candidate in candidates):
-            return False
+            return ()
         full_there = _by_cores(full())
         arriving = _sequences_of(request)
+        winners: list[ReplicaState] = []
         for cores, group in _by_cores(candidates).items():
             waited_for = full_there.get(cores)
             if waited_for is None:
-                return False
+                return ()
             winner, _ = self._of_cores(self._scored(request, arriving, [*group, *waited_for]), request)
-            if winner.state in group:
-                return False
-        return True
+            # A full replica may win over one of its own lane that has room.
+            if winner.score.lane in {candidate.info.lane for candidate in group}:
+                return ()
+            winners.append(winner.state)
+        return winners
 
     def explain(self) -> Choice | None:
         return self._choice

@@ -161,8 +161,8 @@ class SchedulerCore:
         while waiting := self._queue.head(lambda kind: self._fleet.has_slot(kind, now_s, kept)):
             kind = Eligibility.of(waiting.request)
             if candidates := self._fleet.with_room(kind, now_s, kept):
-                if self._would_wait(waiting.request, kind, candidates, now_s):
-                    kept.waiting.add(kind)
+                if awaited := self._awaited(waiting.request, kind, candidates):
+                    self._fleet.wait_for(awaited, kind, kept)
                 else:
                     grants.append(self._place(waiting, candidates, now_s))
             else:
@@ -299,17 +299,15 @@ class SchedulerCore:
         self._running[request.request_id] = _Running(request, replica.info.lane, now_s)
         return Grant(lease, replica.info, waiting.waited_s(now_s), request, self._placement.explain())
 
-    def _would_wait(
+    def _awaited(
         self,
         request: SchedulingRequest,
         eligibility: Eligibility,
         candidates: Sequence[ReplicaState],
-        now_s: float,
-    ) -> bool:
-        # Who must run now or never does.
-        return request.max_queue_s != 0 and self._placement.would_wait(
-            request, candidates, lambda: self._fleet.full(eligibility, now_s, self._kept)
-        )
+    ) -> Sequence[ReplicaState]:
+        if request.max_queue_s == 0:
+            return ()  # it must run now or never does
+        return self._placement.awaited(request, candidates, lambda: self._fleet.full(eligibility, self._kept))
 
     def _predicted(self, request: SchedulingRequest) -> SchedulingRequest:
         if request.predicted_output_tokens:
@@ -337,9 +335,7 @@ class SchedulerCore:
             can_place
             and self._fleet.has_room(eligibility, now_s, self._kept)
             and not self._queue.has_any(lambda other: self._fleet.has_slot(other, now_s, self._kept))
-            and not self._would_wait(
-                request, eligibility, self._fleet.with_room(eligibility, now_s, self._kept), now_s
-            )
+            and not self._awaited(request, eligibility, self._fleet.with_room(eligibility, now_s, self._kept))
         )
         estimators = [self._lane(name) for name in places.lanes]
         first_token = [e.first_token_s for e in estimators if e.first_token_s is not None]

@@ -144,13 +144,16 @@ class Fleet:
             and replica.info.replica_id not in kept.replicas
         ]
 
-    def full(self, eligibility: Eligibility, now_s: float, kept: Kept = NOTHING_KEPT) -> list[ReplicaState]:
-        """Those that may serve such a request, can be trusted, and lack room for it now."""
+    def full(self, eligibility: Eligibility, kept: Kept = NOTHING_KEPT) -> list[ReplicaState]:
+        """Those that may serve such a request, can be trusted, and lack room for it now.
+
+        One whose breaker asks for a probe is not waited for: it may be full of requests that hang.
+        """
         places = self.places(eligibility)
         return [
             replica
             for replica, fullest in zip(places.replicas, places.fullest, strict=True)
-            if replica.breaker.lets_through(now_s)
+            if replica.breaker.opened_at_s is None
             and (replica.load.sequences > fullest or replica.info.replica_id in kept.replicas)
         ]
 
@@ -191,6 +194,20 @@ class Fleet:
             if _has_slot(replica, limit, now_s) and replica.info.replica_id not in kept.replicas
         ]
         kept.replicas.add(max(free)[1])
+        kept.waiting.add(eligibility)
+
+    def wait_for(self, awaited: Sequence[ReplicaState], eligibility: Eligibility, kept: Kept) -> None:
+        """Such a request waits for these: what slots they have free must not go one by one to those behind it."""
+        places = self.places(eligibility)
+        limit_of = {
+            replica.info.replica_id: limit
+            for replica, limit in zip(places.replicas, places.limits, strict=True)
+        }
+        kept.replicas.update(
+            replica.info.replica_id
+            for replica in awaited
+            if replica.load.sequences < limit_of[replica.info.replica_id]
+        )
         kept.waiting.add(eligibility)
 
     def _openings(self, places: Places, kept: Kept) -> Openings | None:

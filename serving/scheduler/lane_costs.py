@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from serving.calibration.profile import KIND_OF_WORKLOAD, LaneProfile, Profile, load
-from serving.config import LabConfig
+from serving.config import LabConfig, LaneConfig
 from serving.core.errors import ConfigError
 from serving.core.speculation.acceptance import Rates, extended
 from serving.core.speculation.cost_model import CostModel
@@ -48,16 +48,37 @@ def lane_costs_of(config: LabConfig) -> dict[str, LaneCost] | None:
     """Of the lanes that placement `adaptive` chooses from, by `scheduler.profile`; None under another placement.
 
     Raises:
-        ConfigError: the profile cannot be read, or lacks one of them; the text names the file and the lane.
+        ConfigError: the profile cannot be read, lacks one of them, or has one with drafts of another length; the
+            text names the file and the lane.
     """
     settings = config.scheduler
     if settings.placement != "adaptive" or settings.profile is None:
         return None
-    names = [lane.name for lane in config.lanes if lane.takes_unpinned]
+    lanes = [lane for lane in config.lanes if lane.unpinned_model is not None]
     try:
-        return lane_costs(load(Path(settings.profile)), names)
+        profile = load(Path(settings.profile))
+        for lane in lanes:
+            _check_drafts(lane, profile.lane(lane.name))
+        return lane_costs(profile, [lane.name for lane in lanes])
     except ConfigError as error:
         raise ConfigError(f"scheduler.profile = {settings.profile!r}: {error}") from None
+
+
+def _check_drafts(lane: LaneConfig, profiled: LaneProfile) -> None:
+    """Acceptance of drafts of another length would be learnt and predicted wrong.
+
+    Raises:
+        ConfigError: the lane drafts another number of tokens than when it was measured.
+    """
+    drafts = lane.speculation or lane.refinement
+    if drafts is None and lane.engine != "vllm":
+        return  # nobody says whether such an engine drafts
+    num_drafts = drafts.num_speculative_tokens if drafts else 0
+    if num_drafts != profiled.num_drafts:
+        raise ConfigError(
+            f"lane {lane.name!r} drafts {num_drafts} tokens a step and was measured with {profiled.num_drafts}: "
+            "calibrate again"
+        )
 
 
 def lane_costs(profile: Profile, lanes: Iterable[str]) -> dict[str, LaneCost]:

@@ -123,14 +123,14 @@ class PlacementPolicy:
     def choose(self, request: SchedulingRequest, candidates: Sequence[ReplicaState]) -> ReplicaState:
         raise NotImplementedError
 
-    def would_wait(
+    def awaited(
         self,
         request: SchedulingRequest,
         candidates: Sequence[ReplicaState],
         full: Callable[[], Sequence[ReplicaState]],
-    ) -> bool:
-        """Whether the request had better wait for one of those that may serve it and are full."""
-        return False
+    ) -> Sequence[ReplicaState]:
+        """Those of the full that may serve the request for which it had better wait; none: it takes a candidate."""
+        return ()
 
     def explain(self) -> Choice | None:
         """Why the last request was placed where it is; None where no lanes were compared."""

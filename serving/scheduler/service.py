@@ -168,8 +168,11 @@ class SchedulerService:
 
     async def _serve_replica(self, socket: WebSocket, hello: ReplicaHello) -> None:
         info = hello.info
+        try:
+            self._core.replica_ready(info)
+        except ValueError as error:  # of another config than this scheduler's, such as during an update
+            raise HelloError(str(error)) from None
         replica = self._replicas[info.replica_id] = _Replica(hello)
-        self._core.replica_ready(info)
         logger.info("replica %s of lane %s is ready at %s", info.replica_id, info.lane, info.url)
         self._dispatch()
         writer = asyncio.create_task(self._write(socket, replica.outbox))

@@ -234,14 +234,14 @@ class CoreMachine(RuleBasedStateMachine):
                     pass  # held to its rank by test_queue.py; what it promises beyond that can stand here
 
     def check_nobody_waits_beside_room(self) -> None:
-        trusted = {
-            one.info.replica_id for one in self.core.replicas() if one.breaker.lets_through(self.now_s)
-        }
+        breakers = {one.info.replica_id: one.breaker for one in self.core.replicas()}
+        trusted = {name for name, breaker in breakers.items() if breaker.lets_through(self.now_s)}
+        on_trial = {name for name, breaker in breakers.items() if breaker.opened_at_s is not None}
         may_wait = self.shares_cores and self.config.placement == "adaptive"
         for request, _ in self.waiting.values():
             places = self.places_of(request) & trusted
             full = {place for place in places if self.num_running(place) >= self.limit(request, place)}
-            if may_wait and full and request.lane is None and request.max_queue_s != 0:
+            if may_wait and full - on_trial and request.lane is None and request.max_queue_s != 0:
                 continue  # for one of these, and only behind somebody who does
             assert places == full, request
 
@@ -377,6 +377,11 @@ class CoreMachine(RuleBasedStateMachine):
             assert one.load.running == len(mine)
             assert one.load.outstanding_tokens == sum(lease.reserved_tokens for lease in mine)
         assert self.core.num_leases == len(self.running)
+
+    @invariant()
+    def placement_has_on_its_books_who_runs(self) -> None:
+        if (adaptive := self.core.adaptive) is not None:
+            assert adaptive.sequences_by_replica() == {name: self.num_running(name) for name in self.ready}
 
     @invariant()
     def only_adopted_leases_exceed_a_replicas_bound(self) -> None:

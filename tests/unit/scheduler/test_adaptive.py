@@ -194,6 +194,45 @@ def test_nobody_waits_for_a_lane_whose_breaker_is_open() -> None:
     assert placed(made) == [("r1", "b")]
 
 
+def test_nobody_waits_for_a_lane_on_trial() -> None:
+    lanes = plain(**MACHINE), drafting(max_running=2, **MACHINE)
+    made = adaptive_core(*lanes, breaker_failures=1, breaker_cooldown_s=5)
+    for number in range(2):
+        made.submit(ask(number, COPY), 0.0)
+    assert placed(made) == [("r0", "s"), ("r1", "s")]
+    made.release("r0", 0.0, RequestEnd(ReplicaVerdict.FAILED))
+    made.submit(ask("several", COPY, num_sequences=2), 10.0)
+    granted = [(grant.lease.request_id, grant.replica.replica_id) for grant in made.dispatch(10.0)]
+    assert granted == [("rseveral", "b")]
+
+
+def test_slots_of_the_lane_that_a_request_of_several_waits_for_are_kept_for_it() -> None:
+    made = adaptive_core(plain(**MACHINE), drafting(max_running=2, **MACHINE))
+    for number in range(2):
+        made.submit(ask(number, COPY), 0.0)
+    assert placed(made) == [("r0", "s"), ("r1", "s")]
+    made.submit(ask("several", COPY, num_sequences=2), 0.0)
+    made.submit(ask(2, COPY), 0.0)
+    assert placed(made) == []
+    made.release("r0", 1.0)
+    assert placed(made) == [], "one slot is free, and it is not for the request behind"
+    made.release("r1", 2.0)
+    assert placed(made) == [("rseveral", "s")]
+    made.release("rseveral", 3.0)
+    assert placed(made) == [("r2", "s")]
+
+
+def test_nobody_waits_for_a_full_replica_of_a_lane_that_has_room_on_another() -> None:
+    infos = plain(**MACHINE), drafting("s1", **MACHINE), drafting("s2", **MACHINE)
+    made = policy(*infos)
+    run(made, ask("short", COPY), infos[1])
+    run(made, ask("long", COPY), infos[2])
+    other, full, roomy = states(*infos)
+    roomy.load.outstanding_tokens = 1_000  # of equals the full one has fewer
+    assert not made.awaited(ask(1, COPY), [other, roomy], lambda: [full])
+    assert made.awaited(ask(1, COPY), [other], lambda: [full, roomy]) == [full]
+
+
 # What it may choose from
 
 
@@ -293,7 +332,8 @@ def test_requests_that_end_say_what_drafts_give_on_that_lane() -> None:
     ("end", "observed"),
     [
         (ended(61, 31), 30),  # 30 steps after the first gave 60 tokens
-        (ended(500, 31), 30 * K),  # chunks were merged: no step gives more than k + 1
+        (ended(1 + 30 * (K + 1) + 1, 31), 30 * K),  # the last token has no text
+        (ended(1 + 30 * (K + 1) + 2, 31), None),  # chunks were merged, of how many steps nobody knows
         (ended(31, 40), 0),
         (ended(61, None), None),
         (ended(1, 1), None),

@@ -76,6 +76,51 @@ def test_a_lane_that_the_profile_lacks_is_named_with_the_setting(tmp_path: Path)
         lane_costs_of(given)
 
 
+def test_a_lane_of_another_model_without_a_name_takes_no_such_request_and_needs_no_profile(
+    tmp_path: Path,
+) -> None:
+    save(PROFILE, tmp_path / "profile.json")
+    given = config.LabConfig.model_validate(
+        {
+            "lanes": [
+                {"name": "batched", "strategy": "batched"},
+                {"name": "other", "strategy": "batched", "model": {"path": "other"}},
+            ],
+            "scheduler": {"placement": "adaptive", "profile": str(tmp_path / "profile.json")},
+        }
+    )
+    assert set(lane_costs_of(given) or {}) == {"batched"}
+
+
+@pytest.mark.parametrize(
+    ("num_drafts", "fault"),
+    [
+        (2, None),
+        (5, r"scheduler\.profile = .*lane 'speculative' drafts 5 tokens a step and was measured with 2"),
+        (None, r"lane 'speculative' drafts 0 tokens"),
+    ],
+)
+def test_a_lane_that_drafts_other_than_when_it_was_measured_is_refused(
+    tmp_path: Path, num_drafts: int | None, fault: str | None
+) -> None:
+    save(PROFILE, tmp_path / "profile.json")
+    drafting: dict[str, object] = {"name": "speculative", "strategy": "batched"}
+    if num_drafts is not None:
+        drafts = {"method": "ngram", "num_speculative_tokens": num_drafts}
+        drafting |= {"strategy": "speculative", "speculation": drafts}
+    given = config.LabConfig.model_validate(
+        {
+            "lanes": [{"name": "batched", "strategy": "batched"}, drafting],
+            "scheduler": {"placement": "adaptive", "profile": str(tmp_path / "profile.json")},
+        }
+    )
+    if fault is None:
+        assert set(lane_costs_of(given) or {}) == {"batched", "speculative"}
+        return
+    with pytest.raises(ConfigError, match=fault):
+        lane_costs_of(given)
+
+
 def test_adaptive_without_a_profile_is_refused() -> None:
     data = {"lanes": [{"name": "b", "strategy": "batched"}], "scheduler": {"placement": "adaptive"}}
     with pytest.raises(ConfigError, match="'adaptive' needs profile"):

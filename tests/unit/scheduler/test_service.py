@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 
 from serving.core.errors import Reason, RefusedError
+from serving.core.lane import ReplicaInfo, Strategy
 from serving.core.request import Lease, ReplicaVerdict, RequestEnd, SchedulingRequest
 from serving.metrics.registry import exposition
 from serving.scheduler import channel as channel_module
@@ -23,6 +24,7 @@ from serving.scheduler.protocol import (
     GatewayHello,
     Granted,
     Refused,
+    ReplicaHello,
     ReplicaLeaving,
     ReplicaUpdate,
     Submit,
@@ -32,6 +34,7 @@ from serving.scheduler.protocol import (
     next_frame,
 )
 from tests.unit.scheduler.control_plane import (
+    ENGINE,
     ControlPlane,
     RawGateway,
     control_plane,
@@ -377,6 +380,22 @@ async def test_a_channel_begins_with_a_hello() -> None:
         await socket.send_str('{"type": "withdraw", "request_id": "a"}')
         message = await socket.receive(timeout=20)
         assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, 1002)
+
+
+async def test_a_replica_that_placement_cannot_reckon_with_is_told_so_and_not_kept() -> None:
+    async with (
+        control_plane(placement="adaptive", profile="none is read") as plane,
+        plane.connected() as socket,
+    ):
+        info = ReplicaInfo(
+            "r1", "sequential", Strategy.SEQUENTIAL, "http://127.0.0.1:1", 1, takes_unpinned=True
+        )
+        await say(socket, ReplicaHello(info, ENGINE))
+        message = await socket.receive(timeout=20)
+        assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, 1002)
+        assert "lane 'sequential'" in str(message.extra)
+        assert plane.service.replicas() == []
+        assert plane.status["leaving_replicas"] == []
 
 
 async def test_a_reconnecting_gateway_holds_what_it_says_it_holds() -> None:
