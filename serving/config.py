@@ -337,6 +337,12 @@ class SpeculationConfig(_Settings):
     @model_validator(mode="after")
     def _of_its_method(self) -> Self:
         if self.method not in KNOWN_METHODS:
+            # vLLM is not told these, so nobody would hear them; a profile may be for its table.
+            for key in sorted(self.model_fields_set & KEYS_OF_OURS - {"profile"}):
+                if getattr(self, key) is not None:
+                    raise ValueError(
+                        f"{key} is for method {_listed(METHODS_OF_KEY[key])} only; method={self.method}"
+                    )
             return self
         whose = f"method={self.method}" + (f", drafter={self.drafter}" if self.method == "adaptive" else "")
         if (self.drafts_by in METHODS_WITH_DRAFT) != (self.model is not None):
@@ -377,6 +383,19 @@ class SpeculationConfig(_Settings):
             raise ValueError(
                 f"acceptance has {len(self.acceptance)} positions, num_speculative_tokens="
                 f"{self.num_speculative_tokens}: they must be as many"
+            )
+        table = self.num_speculative_tokens_per_batch_size
+        for row in table if isinstance(table, tuple) and self.method in KNOWN_METHODS else ():
+            if row[2] > self.num_speculative_tokens:
+                raise ValueError(
+                    f"num_speculative_tokens_per_batch_size: {list(row)} drafts {row[2]} tokens, more than "
+                    f"num_speculative_tokens={self.num_speculative_tokens}"
+                )
+        is_cut = self.method == "adaptive" and self.drafter in METHODS_WITH_DRAFT
+        if is_cut and (self.model_extra or {}).get("disable_padded_drafter_batch"):
+            raise ValueError(
+                "disable_padded_drafter_batch=true must be left out: drafts are cut in vLLM's padded batch; "
+                f"method=adaptive, drafter={self.drafter}"
             )
         if self.method == "adaptive" and self.costs is None and self.profile is None:
             raise ValueError("method=adaptive decides by what a step costs: give profile or costs")
@@ -623,22 +642,18 @@ class LaneConfig(_Settings):
 
     @model_validator(mode="after")
     def _tells_its_proposer(self) -> Self:
+        """vLLM's `additional_config` is how a proposer of ours is told what to do."""
         method = "" if self.speculation is None else self.speculation.method
         options = map(engine_options.option_of, self.engine_args or {})
-        if method in ("oracle", "adaptive") and "additional-config" in options:
-            raise ValueError(f"engine_args.additional_config is set by speculation; method={method}")
+        if (method in ("oracle", "adaptive") or self.refinement) and "additional-config" in options:
+            who = "refinement" if self.refinement else f"speculation; method={method}"
+            raise ValueError(f"engine_args.additional_config is set by {who}")
         return self
 
     @model_validator(mode="after")
     def _engine_has_args(self) -> Self:
         if self.engine_args and self.engine != "vllm":
             raise ValueError(f"engine_args are options of `vllm serve`; engine={self.engine}")
-        if self.refinement is not None and "additional-config" in map(
-            engine_options.option_of, self.engine_args or {}
-        ):
-            raise ValueError(
-                "engine_args.additional_config: the lab tells an iterative lane's proposer with it"
-            )
         return self
 
     @model_validator(mode="after")

@@ -114,7 +114,12 @@ def needed_memory_gib(config: LabConfig) -> float:
 def _replica_memory_gib(lane: LaneConfig) -> float:
     if lane.is_attached:
         return 0.0
-    return ENGINE_MEMORY_GIB + lane.kv_cache_gib if lane.has_model else MODELLESS_MEMORY_GIB
+    return engine_memory_gib(lane) if lane.has_model else MODELLESS_MEMORY_GIB
+
+
+def engine_memory_gib(lane: LaneConfig) -> float:
+    """Of an engine on CPU: each of its ranks is a process with a KV cache of that size. An estimate."""
+    return lane.num_ranks * (ENGINE_MEMORY_GIB + lane.kv_cache_gib)
 
 
 def check_memory(available_bytes: int, needed_gib: float, *, is_lab_running: bool) -> Check:

@@ -191,7 +191,7 @@ def refining(refinement: RefinementConfig) -> list[str]:
         "model": "serving.proposers.lookahead.Lookahead",
         "num_speculative_tokens": refinement.num_speculative_tokens,
     }
-    settings = {"refinement": refinement.model_dump()}
+    settings = {PROPOSER_KEY: refinement.model_dump()}
     return ["--speculative-config", json.dumps(proposer), "--additional-config", json.dumps(settings)]
 
 

@@ -17,6 +17,7 @@ from serving.proposers.chooser import Chooser
 from serving.proposers.settings import policy_of, settings_of
 
 propose_for_all = GPUModelRunner.propose_draft_token_ids
+fits_draft = GPUModelRunner._input_fits_in_drafter  # noqa: SLF001 - asked in each step, before drafts are made
 drafts_of_all = GPUModelRunner._get_draft_token_ids_cpu  # noqa: SLF001 - where rows become lists
 
 
@@ -36,6 +37,14 @@ def propose_draft_token_ids(runner: Any, scheduled: Any, sampled: Any, *rest: An
     return propose_for_all(runner, scheduled, sampled, *rest)
 
 
+def input_fits_in_drafter(runner: Any, metadata: Any) -> bool:
+    """vLLM's; where a row is near the model's length it makes no drafts in that step, and gives zeros for all."""
+    fits = bool(fits_draft(runner, metadata))
+    if not fits and hasattr(runner, "tandem_chooser"):
+        runner.tandem_chooser.skip()
+    return fits
+
+
 def get_draft_token_ids_cpu(runner: Any) -> Any:
     """vLLM's, cut for each row."""
     drafts, requests = drafts_of_all(runner)
@@ -45,6 +54,7 @@ def get_draft_token_ids_cpu(runner: Any) -> Any:
 
 
 GPUModelRunner.propose_draft_token_ids = propose_draft_token_ids
+GPUModelRunner._input_fits_in_drafter = input_fits_in_drafter  # noqa: SLF001 - as above
 GPUModelRunner._get_draft_token_ids_cpu = get_draft_token_ids_cpu  # noqa: SLF001 - as above
 
 

@@ -30,8 +30,14 @@ class Chooser:
         self._chosen = dict(zip(requests, chosen, strict=True))
         return max(chosen, default=0)
 
+    def skip(self) -> None:
+        """No row is to have a draft after this step, which is not decided on; how the last drafts fared is lost."""
+        self._chosen = {}
+        for history in self._histories.values():
+            history.drafted = 0
+
     def cut(self, requests: list[str], drafts: list[list[int]]) -> list[list[int]]:
         """What each row keeps of its draft."""
         return [
-            draft[: self._chosen.get(request, 0)] for request, draft in zip(requests, drafts, strict=False)
+            draft[: self._chosen.get(request, 0)] for request, draft in zip(requests, drafts, strict=True)
         ]

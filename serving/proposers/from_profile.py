@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from statistics import fmean
 
@@ -17,13 +18,19 @@ from serving.core.speculation.step_time import DraftCost, LinearStepTime
 def with_profiles(lab: LabConfig, folder: Path) -> LabConfig:
     """The same lab with what its profiles say written out, so that pages, runs and other nodes have it.
 
+    That of `scheduler.profile`, which is read when the lab is started, gets its whole path.
+
     Args:
         folder: that of the config, where relative paths begin.
 
     Raises:
         ConfigError: a profile cannot be read or lacks what is wanted; the text names file, lane and setting.
     """
-    return lab.model_copy(update={"lanes": tuple(_with_profile(lane, folder) for lane in lab.lanes)})
+    update: dict[str, object] = {"lanes": tuple(_with_profile(lane, folder) for lane in lab.lanes)}
+    if (given := lab.scheduler.profile) is not None:
+        path = os.path.abspath(folder / Path(given).expanduser())
+        update["scheduler"] = lab.scheduler.model_copy(update={"profile": path})
+    return lab.model_copy(update=update)
 
 
 def _with_profile(lane: LaneConfig, folder: Path) -> LaneConfig:

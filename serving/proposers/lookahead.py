@@ -12,8 +12,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from serving.config import RefinementConfig
 from serving.proposers.refinement import Rows, Verified
-
-SETTINGS_KEY = "refinement"  # of vLLM's `additional_config`
+from serving.proposers.settings import settings_of
 
 sample = GPUModelRunner._sample  # noqa: SLF001
 
@@ -31,7 +30,7 @@ class Lookahead:
     """One for an engine; what it remembers of a request goes when the request is not in a step."""
 
     def __init__(self, vllm_config: Any) -> None:
-        self.settings = RefinementConfig.model_validate(vllm_config.additional_config[SETTINGS_KEY])
+        self.settings = RefinementConfig.model_validate(settings_of(vllm_config))
         self._max_model_len: int = vllm_config.model_config.max_model_len
         self.rows = Rows(self.settings)
 

@@ -34,7 +34,9 @@ class Replay:
     def follow(self, new: Sequence[int]) -> None:
         """The row got these tokens; where they are not those that were known, they are now."""
         end = self.num_written + len(new)
-        if self.answer[self.num_written : end] != list(new):
+        # Not behind a gap: another row with this prompt may have said something else, and be behind.
+        is_in_place = self.num_written <= len(self.answer)
+        if is_in_place and self.answer[self.num_written : end] != list(new):
             self.answer[self.num_written :] = new
         self.num_written = end
 

@@ -21,6 +21,7 @@ from loadtest.offer.workload import load_workload
 from serving import model_store
 from serving.config import RefinementConfig
 from serving.proposers.refinement import Rows
+from serving.proposers.settings import KEY as PROPOSER_KEY
 
 WORKLOADS = ("story", "chat", "copy")
 NUM_DRAFTS = 4
@@ -76,7 +77,7 @@ def main(num_answers: int, num_tokens: int) -> None:
             "model": "serving.proposers.lookahead.Lookahead",
             "num_speculative_tokens": NUM_DRAFTS,
         },
-        additional_config={"refinement": RefinementConfig().model_dump()},
+        additional_config={PROPOSER_KEY: RefinementConfig().model_dump()},
         worker_extension_cls="serving.engines.vllm_worker.WorkerExtension",
     )
     runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner

@@ -173,7 +173,7 @@ def test_the_default_lab_has_the_three_lanes_it_promises() -> None:
         ),
         (
             ITERATIVE % "" + "    engine_args: {additional_config: {}}\n",
-            "lab.yaml: lanes[a]: engine_args.additional_config: the lab tells an iterative lane's proposer with it",
+            "lab.yaml: lanes[a]: engine_args.additional_config is set by refinement",
         ),
         (
             SPECULATIVE % "num_speculative_tokens: 65",
@@ -251,6 +251,22 @@ def test_the_default_lab_has_the_three_lanes_it_promises() -> None:
                 ("[[1, 4, -1]]", "[1, 4, -1]", 0),
                 ("[[1, 0, 1]]", "[1, 0, 1]", 0),
             )
+        ),
+        (
+            SPECULATIVE
+            % "num_speculative_tokens: 2, num_speculative_tokens_per_batch_size: [[1, 4, 2], [5, 8, 3]]",
+            "lab.yaml: lanes[fast].speculation: num_speculative_tokens_per_batch_size: [5, 8, 3] drafts 3 tokens, "
+            "more than num_speculative_tokens=2",
+        ),
+        (
+            SPECULATIVE % "method: mtp, probe_steps: 3",
+            "lab.yaml: lanes[fast].speculation: probe_steps is for method adaptive only; method=mtp",
+        ),
+        (
+            SPECULATIVE % "method: adaptive, drafter: eagle3, model: auto, costs: {fixed_s: 1, token_s: 1}, "
+            "disable_padded_drafter_batch: true",
+            "lab.yaml: lanes[fast].speculation: disable_padded_drafter_batch=true must be left out: drafts are cut "
+            "in vLLM's padded batch; method=adaptive, drafter=eagle3",
         ),
         (
             SPECULATIVE % "method: oracle, acceptance: [0.5, 0.6], num_speculative_tokens: 2",

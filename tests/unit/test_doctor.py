@@ -94,6 +94,8 @@ def test_memory_grows_with_replicas_and_kv_cache() -> None:
     assert doctor.needed_memory_gib(lab(kv_cache_gib=3)) == pytest.approx(one + 2)
     per_replica = one - doctor.BASE_MEMORY_GIB
     assert doctor.needed_memory_gib(lab(kv_cache_gib=1, replicas=3)) == pytest.approx(one + 2 * per_replica)
+    spread = lab(kv_cache_gib=1, tensor_parallel_size=3)
+    assert doctor.needed_memory_gib(spread) == pytest.approx(one + 2 * per_replica), "each rank has its own"
     simulated = LaneConfig(
         name="s", strategy=Strategy.BATCHED, engine="simulated", simulated=SimulatedProfile()
     )

@@ -21,12 +21,18 @@ def files(config: LabConfig, cluster: Cluster) -> dict[str, str]:
     """Every file of the directory by name; `kubectl apply -k DIRECTORY` applies them.
 
     Raises:
-        ConfigError: a model is neither the image's own nor below `/models`; or keys are in a file.
+        ConfigError: a model is neither the image's own nor below `/models`; or keys or the scheduler's profile are
+            in a file.
     """
     if config.gateway.api_keys_file is not None:
         raise ConfigError(
             f"gateway.api_keys_file = {config.gateway.api_keys_file!r}: on Kubernetes keys come from the Secret "
             "that docs/kubernetes.md names; leave it out"
+        )
+    if config.scheduler.profile is not None:
+        raise ConfigError(
+            f"scheduler.profile = {config.scheduler.profile!r}: on Kubernetes no pod has that file; use another "
+            "scheduler.placement, or `tandem export serve`"
         )
     content = {
         "namespace.yaml": [_namespace(cluster)],

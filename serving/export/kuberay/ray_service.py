@@ -14,7 +14,7 @@ from typing import Any
 from serving.config import LabConfig, LaneConfig
 from serving.core.errors import ConfigError
 from serving.core.ray_application import ENGINE_RESOURCE, LOOPBACK_SWITCH, OBJECT_STORE_BYTES
-from serving.doctor import BASE_MEMORY_GIB, ENGINE_MEMORY_GIB, MODELLESS_MEMORY_GIB, SHM_GIB
+from serving.doctor import BASE_MEMORY_GIB, MODELLESS_MEMORY_GIB, SHM_GIB, engine_memory_gib
 from serving.export.kuberay.objects import (
     GATEWAY_SERVICE,
     KEYS_SECRET,
@@ -63,7 +63,7 @@ class Worker:
 def _memory_gib(lane: LaneConfig, device: str) -> float:
     if not lane.has_model:
         return MODELLESS_MEMORY_GIB
-    return CUDA_HOST_MEMORY_GIB if lane.reserved_gpus(device) else ENGINE_MEMORY_GIB + lane.kv_cache_gib
+    return CUDA_HOST_MEMORY_GIB if lane.reserved_gpus(device) else engine_memory_gib(lane)
 
 
 def ray_service(config: LabConfig, cluster: Cluster) -> dict[str, Any]:

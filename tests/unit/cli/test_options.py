@@ -57,3 +57,14 @@ def test_a_lab_is_read_with_the_profile_beside_its_config(tmp_path: Path) -> Non
     speculation = load_lab(tmp_path / "lab.yaml").lane("table").speculation
     assert speculation is not None
     assert isinstance(speculation.num_speculative_tokens_per_batch_size, tuple)
+
+
+def test_the_schedulers_profile_is_beside_the_config_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "labs").mkdir()
+    text = "scheduler: {placement: adaptive, profile: ../p.json}\nlanes: [{name: fast, strategy: batched}]\n"
+    (tmp_path / "labs" / "lab.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    lab = load_lab(Path("labs/lab.yaml"))
+    assert lab.scheduler.profile == str(tmp_path / "p.json"), "whole, for it is read elsewhere"

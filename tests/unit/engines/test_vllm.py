@@ -162,7 +162,7 @@ def test_an_iterative_lane_names_its_proposer_and_what_it_is_to_do() -> None:
     assert f"class {name}:" in Path(spec.origin).read_text()
     assert proposer == {"method": "custom_class", "num_speculative_tokens": 3}
     asked = RefinementConfig(num_speculative_tokens=3, pool=False)
-    assert RefinementConfig.model_validate(json.loads(told)["refinement"]) == asked
+    assert RefinementConfig.model_validate(json.loads(told)["tandem_proposer"]) == asked
 
 
 @pytest.mark.parametrize("lane", [batched(), speculative()])

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from serving import config
 from serving.cli.verbs import tandem
 from serving.core.errors import ConfigError
+from serving.doctor import ENGINE_MEMORY_GIB
 from serving.export.kuberay import manifests
 from serving.export.kuberay.objects import LABELS, Cluster
 from serving.export.kuberay.ray_service import USER_ID, Worker
@@ -25,8 +26,14 @@ CHECKOUT = Path(__file__).parents[3]
 COMMITTED = CHECKOUT / "deploy" / "kuberay"
 SCHEMAS = yaml.safe_load((Path(__file__).parent / "kubernetes_schemas.yaml").read_text())
 CLUSTER = Cluster("tandem:cpu", "tandem", "tandem-redis:6379", "prometheus")
-# Lanes of servers that already run are refused.
-CONFIGS = sorted(path.stem for path in (CHECKOUT / "deploy").glob("*.yaml") if path.stem != "attached")
+# With what no pod has: servers that already run, a checkpoint and a profile of this machine's.
+REFUSED = {
+    "attached": r"engine = 'openai'",
+    "comparison": r"engine = 'openai'",
+    "quantised": r"lanes\[int8\]\.model\.path",
+    "study-adaptive": r"scheduler\.profile",
+}
+CONFIGS = sorted({path.stem for path in (CHECKOUT / "deploy").glob("*.yaml")} - REFUSED.keys())
 CORE = {"Namespace", "NetworkPolicy", "ConfigMap"}
 
 
@@ -195,6 +202,29 @@ def test_a_model_that_no_pod_would_find_is_refused() -> None:
         {"model": {"path": "/home/me/model"}, "lanes": [{"name": "a", "strategy": "batched"}]}, "x"
     )
     with pytest.raises(ConfigError, match=r"model\.path = '/home/me/model': .* /models"):
+        manifests.files(lab, CLUSTER)
+
+
+def test_a_pod_has_memory_for_each_rank_of_an_engine_on_cpu() -> None:
+    def memory_gib(**lane: Any) -> int:
+        lanes = [{"name": "a", "strategy": "batched", "kv_cache_gib": 4} | lane]
+        return Worker.of(config.from_data({"model": {"device": "cpu"}, "lanes": lanes}, "x")).memory_gib
+
+    assert memory_gib(tensor_parallel_size=3) == memory_gib() + 2 * (4 + ENGINE_MEMORY_GIB)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_examples_with_what_no_pod_has_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=REFUSED[name]):
+        made(name)
+
+
+def test_a_profile_that_no_pod_has_is_refused() -> None:
+    lanes = [{"name": "a", "strategy": "batched"}]
+    lab = config.from_data(
+        {"scheduler": {"placement": "adaptive", "profile": "/p.json"}, "lanes": lanes}, "x"
+    )
+    with pytest.raises(ConfigError, match=r"scheduler\.profile = '/p\.json': .* scheduler\.placement"):
         manifests.files(lab, CLUSTER)
 
 

@@ -42,5 +42,18 @@ def test_a_row_within_its_prompt_gets_none_and_learns_nothing() -> None:
     assert chooser.choose(["new"], [1], 0) > 0
 
 
+def test_in_a_step_that_is_skipped_no_row_keeps_a_draft() -> None:
+    chooser = decided(15)
+    chooser.skip()
+    assert chooser.cut(["good", "bad"], DRAFTS) == [[], []]
+
+
+def test_a_step_without_drafts_after_one_that_was_skipped_is_not_learnt_from() -> None:
+    chooser = decided(2)
+    for _ in range(10):  # each such step, taken for drafts that failed, would end the row's drafts
+        chooser.skip()
+        assert chooser.choose(["good", "bad"], [1, 1], 0) == 3
+
+
 def test_a_row_that_was_not_decided_on_keeps_nothing() -> None:
     assert decided(2).cut(["other"], DRAFTS[:1]) == [[]]

@@ -59,6 +59,16 @@ def test_accepted_drafts_are_followed() -> None:
     assert row.next(4) == [8]
 
 
+def test_a_row_ahead_of_what_another_wrote_anew_writes_nothing_out_of_place() -> None:
+    answer: list[int] = []
+    ahead, behind = Replay(answer), Replay(answer)
+    ahead.follow([5, 6, 7])
+    behind.follow([9])
+    ahead.follow([8])
+    assert answer == [9]
+    assert ahead.next(2) == []
+
+
 def test_a_row_within_its_prompt_gets_no_draft() -> None:
     assert made([1.0]).propose([[]], np.array([2]), np.zeros((1, 8), dtype=np.int32)) == [[]]
 
