@@ -16,8 +16,8 @@ from serving.cli.verbs import tandem
 from serving.export import serve_config
 
 CHECKOUT = Path(__file__).parents[3]
-# But for the one that wants a profile of the machine.
-CONFIGS = sorted(path for path in (CHECKOUT / "deploy").glob("*.yaml") if path.stem != "adaptive")
+NEED_A_PROFILE = ("adaptive", "study-adaptive")  # that `tandem calibrate` writes first
+CONFIGS = sorted(path for path in (CHECKOUT / "deploy").glob("*.yaml") if path.stem not in NEED_A_PROFILE)
 
 # In a process of its own: Ray warns when it is imported, and warnings are errors here.
 ASK_RAY = """\

@@ -21,6 +21,7 @@ def questions(count: int, lane: str = "batched-lane") -> list[Question]:
 
 
 def test_a_lane_for_each_strategy_that_has_a_replica(lab: ScriptedLab) -> None:
+    lab.strategies = tuple(Strategy)
     assert find_lab(f"{lab.url}/").lanes == {strategy: f"{strategy}-lane" for strategy in Strategy}
     lab.strategies = ("batched",)
     assert find_lab(lab.url).lanes == {Strategy.BATCHED: "batched-lane"}
