@@ -58,8 +58,8 @@ def test_the_viewers_file_keeps_the_rules(recorded: Path) -> None:
     trace = json.loads(recorded.read_text())
     check_events(trace["traceEvents"])
     names = {event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"}
-    assert len(names) == 5, "a gateway, and four replicas"
-    assert {name.split(":")[0] for name in names if not name.startswith("gateway ")} == set(LANES)
+    assert len(names) == 6, "a gateway, and five replicas"
+    assert {name.split(":")[0] for name in names if not name.startswith("gateway ")} == {*LANES, "tuned"}
 
 
 def test_each_request_is_followed_from_gateway_to_engine(recorded: Path) -> None:
