@@ -36,7 +36,7 @@ MAX_TOKENS = 48
 NEAR_TIE = 0.26
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(scope="module", params=["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def lab(request: pytest.FixtureRequest) -> Iterator[RunningLab]:
     model_store.prepare(print)
     config = yaml.safe_load(CONFIG.read_text())

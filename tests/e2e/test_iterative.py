@@ -17,7 +17,7 @@ from serving.metrics import names
 from serving.metrics.reading import samples_of
 from tests.running_lab import RunningLab, running_lab
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.model, pytest.mark.timeout(600)]
 
 CONFIG = Path(__file__).parents[2] / "deploy" / "iterative.yaml"
 MAX_MODEL_LEN = 256

@@ -13,7 +13,7 @@ from deploy.quantise.__main__ import quantise
 from serving import model_store
 from tests.running_lab import RunningLab, running_lab
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.model, pytest.mark.timeout(600)]
 
 CONFIG = Path(__file__).parents[2] / "deploy" / "quantised.yaml"
 NUM_RANKS = 3  # the default model has 9 heads, and 3 of its keys
