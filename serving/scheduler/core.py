@@ -309,6 +309,12 @@ class SchedulerCore:
             return ()  # it must run now or never does
         return self._placement.awaited(request, candidates, lambda: self._fleet.full(eligibility, self._kept))
 
+    def _would_wait(self, request: SchedulingRequest, eligibility: Eligibility, now_s: float) -> bool:
+        # Asked at every arrival, so who has room is looked up for the one placement that weighs it.
+        return self.adaptive is not None and bool(
+            self._awaited(request, eligibility, self._fleet.with_room(eligibility, now_s, self._kept))
+        )
+
     def _predicted(self, request: SchedulingRequest) -> SchedulingRequest:
         if request.predicted_output_tokens:
             return request
@@ -335,7 +341,7 @@ class SchedulerCore:
             can_place
             and self._fleet.has_room(eligibility, now_s, self._kept)
             and not self._queue.has_any(lambda other: self._fleet.has_slot(other, now_s, self._kept))
-            and not self._awaited(request, eligibility, self._fleet.with_room(eligibility, now_s, self._kept))
+            and not self._would_wait(request, eligibility, now_s)
         )
         estimators = [self._lane(name) for name in places.lanes]
         first_token = [e.first_token_s for e in estimators if e.first_token_s is not None]
