@@ -147,11 +147,12 @@ def command_line(
         defaults["distributed-executor-backend"] = ["--distributed-executor-backend", "mp"]
     if lane.speculation is not None:
         arguments += ["--speculative-config", json.dumps(speculative_config(lane.speculation))]
-        arguments += _proposer_arguments(lane, device)
+        arguments += _told_of_speculation(lane, device)
     if lane.refinement is not None:
         arguments += refining(lane.refinement)
-        if device == "cpu":
-            arguments += ["--worker-extension-cls", "serving.engines.vllm_worker.WorkerExtension"]
+    if device == "cpu" and (lane.speculation or lane.refinement):
+        module = "vllm_adaptive_worker" if _is_cut(lane.speculation) else "vllm_worker"
+        arguments += ["--worker-extension-cls", f"serving.engines.{module}.WorkerExtension"]
     told = {engine_options.option_of(key).removeprefix("no-") for key in given}
     for option, words in defaults.items():
         if option not in told:
@@ -169,11 +170,8 @@ def speculative_config(speculation: SpeculationConfig) -> dict[str, Any]:
         draft = model_store.SHIPPED_HEAD if path is None else model_store.directory_of(path)
         speculation = speculation.model_copy(update={"model": str(draft)})
     if (proposer := _proposer(speculation)) is not None:
-        return {
-            "method": "custom_class",
-            "model": proposer,
-            "num_speculative_tokens": speculation.num_speculative_tokens,
-        } | (speculation.model_extra or {})
+        ours = _drafts_of(proposer, speculation.num_speculative_tokens)
+        return ours | (speculation.model_extra or {})
     if method not in KNOWN_METHODS:
         given = speculation.model_dump(exclude_unset=True, exclude=set(KEYS_OF_OURS))
         return {"method": method} | given
@@ -186,13 +184,18 @@ def speculative_config(speculation: SpeculationConfig) -> dict[str, Any]:
 
 def refining(refinement: RefinementConfig) -> list[str]:
     """How an iterative lane drafts, as arguments of `vllm serve`: by a proposer of ours, with these settings."""
-    proposer = {
-        "method": "custom_class",
-        "model": "serving.proposers.lookahead.Lookahead",
-        "num_speculative_tokens": refinement.num_speculative_tokens,
-    }
-    settings = {PROPOSER_KEY: refinement.model_dump()}
-    return ["--speculative-config", json.dumps(proposer), "--additional-config", json.dumps(settings)]
+    ours = _drafts_of("serving.proposers.lookahead.Lookahead", refinement.num_speculative_tokens)
+    return ["--speculative-config", json.dumps(ours), *_told(refinement.model_dump())]
+
+
+def _drafts_of(proposer: str, num_speculative_tokens: int) -> dict[str, Any]:
+    """vLLM's `speculative_config` of a class of ours."""
+    return {"method": "custom_class", "model": proposer, "num_speculative_tokens": num_speculative_tokens}
+
+
+def _told(settings: dict[str, Any]) -> list[str]:
+    """What a class of ours in the engine reads with `settings_of`."""
+    return ["--additional-config", json.dumps({PROPOSER_KEY: settings})]
 
 
 def _proposer(speculation: SpeculationConfig) -> str | None:
@@ -204,8 +207,17 @@ def _proposer(speculation: SpeculationConfig) -> str | None:
     return None
 
 
-def _proposer_arguments(lane: LaneConfig, device: str) -> list[str]:
-    """What a lane's worker has imported, and what ours in it are told.
+def _is_cut(speculation: SpeculationConfig | None) -> bool:
+    """Whether vLLM's own drafts are cut for each request, in the worker."""
+    return (
+        speculation is not None
+        and speculation.method == "adaptive"
+        and speculation.drafter in METHODS_WITH_DRAFT
+    )
+
+
+def _told_of_speculation(lane: LaneConfig, device: str) -> list[str]:
+    """What the lane's speculation tells classes of ours in the engine; nothing where they have no part in it.
 
     Raises:
         ConfigError: adaptive drafts of a model on CUDA, or a profile that nobody has read.
@@ -213,8 +225,7 @@ def _proposer_arguments(lane: LaneConfig, device: str) -> list[str]:
     speculation = lane.speculation
     assert speculation is not None
     setting = f"lanes[{lane.name}].speculation"
-    is_cut = speculation.method == "adaptive" and speculation.drafter in METHODS_WITH_DRAFT
-    if is_cut and device != "cpu":
+    if _is_cut(speculation) and device != "cpu":
         raise ConfigError(
             f"{setting}.drafter = {speculation.drafter!r}: method adaptive has it on vLLM's CPU engine only; here "
             "drafter must be ngram"
@@ -223,20 +234,12 @@ def _proposer_arguments(lane: LaneConfig, device: str) -> list[str]:
         speculation.method == "adaptive" and speculation.costs is None
     ):
         raise ConfigError(f"{setting}.profile: was not read; `tandem up` and `tandem export` do that")
-    arguments = []
-    if device == "cpu":
-        module = "vllm_adaptive_worker" if is_cut else "vllm_worker"
-        arguments += ["--worker-extension-cls", f"serving.engines.{module}.WorkerExtension"]
-    told: dict[str, Any] = {}
     if speculation.method == "oracle":
-        told = {"rates": speculation.rates, "seed": speculation.seed}
-    elif speculation.method == "adaptive":
-        told = speculation.model_dump(
-            include={"costs", "probe_steps", "prompt_lookup_min", "prompt_lookup_max"}
-        )
-    if told:
-        arguments += ["--additional-config", json.dumps({PROPOSER_KEY: told})]
-    return arguments
+        return _told({"rates": speculation.rates, "seed": speculation.seed})
+    if speculation.method == "adaptive":
+        keys = {"costs", "probe_steps", "prompt_lookup_min", "prompt_lookup_max"}
+        return _told(speculation.model_dump(include=keys))
+    return []
 
 
 class VllmEngine:
