@@ -24,6 +24,7 @@ from loadtest.offer.load import ClosedLoop
 from loadtest.run import experiment, resume
 from loadtest.run.directory import PLAN_FILE, REQUESTS_FILE
 from loadtest.run.exporter import metrics_port
+from loadtest.run.options import runs_dir_option
 from loadtest.run.plan import arrivals_of, notes_of, read_plan, write_plan
 from serving import run_directory
 from serving.core.addresses import GATEWAY_URL, server_root
@@ -104,7 +105,7 @@ def _levels(context: click.Context, parameter: click.Parameter, value: str | Non
 )
 @click.option("--seed", type=int, help="Of prompts and arrivals.  [default: a fresh one, printed and stored]")
 @click.option("--name", help="Last part of the run's directory.  [default: bench]")
-@click.option("--runs-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True)
+@runs_dir_option
 @click.option(
     "--plan",
     "plan_file",

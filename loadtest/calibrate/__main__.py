@@ -20,12 +20,13 @@ from loadtest.client.lab import LabError
 from loadtest.client.traced_lab import TracedLabError, find_lab
 from loadtest.report.tables import wide_console
 from loadtest.run.experiment import split_names
+from loadtest.run.options import runs_dir_option
 from serving.calibration import profile as profiles
 from serving.core.addresses import GATEWAY_URL
 from serving.core.errors import TandemError
 from serving.core.exit_codes import ExitCode
 from serving.progress import progress
-from serving.run_directory import RUNS_DIR, write_figures_of_own
+from serving.run_directory import write_figures_of_own
 
 VERB = "calibrate"
 
@@ -44,7 +45,7 @@ VERB = "calibrate"
     show_default=True,
     help="The profile to write.",
 )
-@click.option("--runs-dir", type=click.Path(path_type=Path), default=RUNS_DIR, show_default=True)
+@runs_dir_option
 def main(base_url: str, lanes: str, out: Path, runs_dir: Path) -> None:
     if not out.parent.is_dir():
         raise click.BadParameter(f"{out.parent} is not a directory to write into", param_hint="--out")

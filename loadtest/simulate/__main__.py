@@ -19,6 +19,7 @@ from loadtest.offer.arrivals import notes, parse_load
 from loadtest.offer.load import Load, TraceReplay
 from loadtest.report.tables import wide_console
 from loadtest.run.experiment import MAX_SEED, split_names
+from loadtest.run.options import runs_dir_option
 from loadtest.simulate.against import FIGURES, capacities, compare_with_run
 from loadtest.simulate.lanes import Candidate, TextMix, candidates, parse_text_mix
 from loadtest.simulate.offered import mean_lengths, offered_by
@@ -105,9 +106,7 @@ OPTIONS_BESIDE_A_RUN = frozenset({"profile_file", "run_dir", "config_file", "see
     help="A lab's config, for its scheduler's settings.  [default: those of an empty one]",
 )
 @click.option("--seed", type=click.IntRange(0, MAX_SEED), default=0, show_default=True)
-@click.option(
-    "--runs-dir", type=click.Path(path_type=Path), default=run_directory.RUNS_DIR, show_default=True
-)
+@runs_dir_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def main(
     profile_file: Path,

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import click
 
+from loadtest.run.options import runs_dir_option
 from serving.calibration import profile as profiles
 from serving.core.exit_codes import ExitCode
-from serving.run_directory import RUNS_DIR, create_run_dir
+from serving.run_directory import create_run_dir
 
 NAME = "validate-simulate"
 CALIBRATION_SHARE = 0.5  # of the time, at most
@@ -118,7 +119,7 @@ def _step(call: Call, arguments: Sequence[str], limit_s: float) -> int:
 @click.option(
     "--limit-s", type=click.FloatRange(60, 86_400), default=720.0, show_default=True, help="For all of it."
 )
-@click.option("--runs-dir", type=click.Path(path_type=Path), default=RUNS_DIR, show_default=True)
+@runs_dir_option
 def main(
     base_url: str | None, lanes: str, users: str, workloads: str, limit_s: float, runs_dir: Path
 ) -> None:

@@ -9,6 +9,7 @@ import click
 
 from loadtest.report.tables import wide_console
 from loadtest.run.experiment import MAX_SEED
+from loadtest.run.options import runs_dir_option
 from loadtest.study.arms import ARMS, PLACEMENT
 from loadtest.study.figures import figures_of
 from loadtest.study.picture import Panel, draw
@@ -42,9 +43,7 @@ VERB = "study-adaptive-simulated"
     help="Simulated time of each level of load.  [default: by hardware]",
 )
 @click.option("--seed", type=click.IntRange(0, MAX_SEED), default=1, show_default=True)
-@click.option(
-    "--runs-dir", type=click.Path(path_type=Path), default=run_directory.RUNS_DIR, show_default=True
-)
+@runs_dir_option
 def main(names: tuple[str, ...], repeats: int, step_s: float | None, seed: int, runs_dir: Path) -> None:
     """Compare decoding that adapts with decoding that does not, on SIMULATED engines, in virtual time."""
     started_at_s = time.perf_counter()

@@ -12,6 +12,7 @@ import click
 from loadtest.client import lab
 from loadtest.report.tables import wide_console
 from loadtest.run.experiment import MAX_SEED
+from loadtest.run.options import runs_dir_option
 from loadtest.run.plan import write_plan
 from loadtest.study.arms import ARMS, PLACEMENT
 from loadtest.study.figures import figures_of
@@ -60,9 +61,7 @@ USABLE = (ExitCode.OK, ExitCode.INVALID)
     type=click.Path(path_type=Path),
     help="Only read this run of the study again; with the same --profile and --seed.",
 )
-@click.option(
-    "--runs-dir", type=click.Path(path_type=Path), default=run_directory.RUNS_DIR, show_default=True
-)
+@runs_dir_option
 def main(
     profile_file: Path,
     base_url: str,

@@ -18,6 +18,7 @@ from typing import Any, get_args
 import click
 from click.core import ParameterSource
 
+from loadtest.run.options import runs_dir_option
 from loadtest.analysis.stage_summary import Repeat, make_repeat
 from loadtest.bench import job
 from loadtest.bench.job import Job, RunningJob
@@ -121,7 +122,7 @@ from serving.core.exit_codes import ExitCode
     "--seed", type=click.IntRange(0, MAX_SEED), help="Of prompts and arrivals.  [default: a fresh one]"
 )
 @click.option("--name", default="sweep", show_default=True, help="Last part of the run's directory.")
-@click.option("--runs-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True)
+@runs_dir_option
 @click.option("--out", type=click.Path(path_type=Path), help="Directory of the run.")
 @click.option(
     "--resume",
