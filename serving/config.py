@@ -555,8 +555,9 @@ class LaneConfig(_Settings):
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)  # CUDA engines
     prefix_caching: bool = False
     num_cpus: float = Field(0, ge=0, le=1024)  # what Ray reserves; 0: engines may share cores
-    num_gpus: float = Field(0, ge=0, le=64)  # what Ray reserves; 0: engines may share a card
-    # One engine over several cards of one machine; Ray then reserves as many, and `num_gpus` need not be said.
+    # What Ray reserves. None: a card for each rank where there are several, else nothing. 0: engines may share cards.
+    num_gpus: float | None = Field(None, ge=0, le=64)
+    # One engine over several cards of one machine.
     tensor_parallel_size: int = Field(1, ge=1, le=64)
     pipeline_parallel_size: int = Field(1, ge=1, le=64)
     # Options of `vllm serve` in its own spelling; what the lab sets itself is refused.
@@ -663,10 +664,10 @@ class LaneConfig(_Settings):
                 f"tensor_parallel_size={self.tensor_parallel_size} and pipeline_parallel_size="
                 f"{self.pipeline_parallel_size} are for engine vllm; engine={self.engine}"
             )
-        if self.num_ranks > 1 and self.num_gpus not in (0, self.num_ranks):
+        if self.num_ranks > 1 and self.num_gpus not in (None, 0, self.num_ranks):
             raise ValueError(
                 f"num_gpus={self.num_gpus:g} must be left out or be tensor_parallel_size x "
-                f"pipeline_parallel_size = {self.num_ranks}, a card for each"
+                f"pipeline_parallel_size = {self.num_ranks}, a card for each, or be 0 where engines share the cards"
             )
         return self
 
@@ -691,7 +692,9 @@ class LaneConfig(_Settings):
 
     def reserved_gpus(self, device: str) -> float:
         """What Ray reserves for a replica, on `cpu` or `cuda`."""
-        return self.num_ranks if self.num_ranks > 1 and device == "cuda" else self.num_gpus
+        if self.num_gpus is not None:
+            return self.num_gpus
+        return self.num_ranks if self.num_ranks > 1 and device == "cuda" else 0
 
     @property
     def unpinned_model(self) -> str | None:

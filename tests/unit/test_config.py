@@ -319,7 +319,7 @@ def test_the_default_lab_has_the_three_lanes_it_promises() -> None:
         (
             "lanes:\n  - {name: a, strategy: batched, tensor_parallel_size: 2, num_gpus: 1}\n",
             "lab.yaml: lanes[a]: num_gpus=1 must be left out or be tensor_parallel_size x "
-            "pipeline_parallel_size = 2, a card for each",
+            "pipeline_parallel_size = 2, a card for each, or be 0 where engines share the cards",
         ),
         (
             "lanes:\n  - {name: a, strategy: batched, engine: simulated, simulated: {}, "
@@ -420,7 +420,7 @@ def test_every_config_that_is_shipped_is_accepted() -> None:
 def test_the_engines_of_the_gpu_lab_share_one_gpu() -> None:
     lanes = config.load(CHECKOUT / "deploy" / "gpu.yaml").lanes
     assert sum(lane.replicas * lane.gpu_memory_utilization for lane in lanes) < 1
-    assert 0 < sum(lane.replicas * lane.num_gpus for lane in lanes) <= 1
+    assert 0 < sum(lane.replicas * lane.reserved_gpus("cuda") for lane in lanes) <= 1
 
 
 def test_every_fault_is_named_not_only_the_first(tmp_path: Path) -> None:
@@ -721,6 +721,12 @@ def test_ray_reserves_a_card_for_each_rank(device: str, reserved: float) -> None
     lane = {"name": "a", "strategy": "batched", "tensor_parallel_size": 2, "pipeline_parallel_size": 2}
     (found,) = config.from_data({"lanes": [lane]}, "x").lanes
     assert found.reserved_gpus(device) == reserved
+
+
+def test_engines_of_several_ranks_that_share_their_cards_reserve_none() -> None:
+    lane = {"name": "a", "strategy": "batched", "tensor_parallel_size": 2, "num_gpus": 0}
+    (found,) = config.from_data({"lanes": [lane]}, "x").lanes
+    assert found.reserved_gpus("cuda") == 0
 
 
 @pytest.mark.parametrize(
