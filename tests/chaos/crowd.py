@@ -75,11 +75,13 @@ def crowd(work: Callable[[aiohttp.ClientSession], Coroutine[Any, Any, Any]]) -> 
 
 
 async def until(condition: Callable[[], bool], what: str, limit_s: float = 20) -> None:
-    """Poll from within an event loop."""
-    async with asyncio.timeout(limit_s):
-        while not condition():  # noqa: ASYNC110 - the condition lives in other processes
-            await asyncio.sleep(0.02)
-    assert condition(), what
+    """Poll from within an event loop; what held once may be over at the next look."""
+    try:
+        async with asyncio.timeout(limit_s):
+            while not condition():  # noqa: ASYNC110 - the condition lives in other processes
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        raise AssertionError(f"not within {limit_s} s: {what}") from None
 
 
 def at_rest(lab: RunningLab) -> bool:
@@ -106,8 +108,12 @@ def role_process(lab: RunningLab, role: str) -> psutil.Process:
 
 def role_address(lab: RunningLab, role: str) -> str:
     """Its host:port."""
-    addresses = [entry["targets"][0] for entry in lab.get("/targets") if entry["labels"]["role"] == role]
-    return str(addresses[0])
+    return role_addresses(lab, role)[0]
+
+
+def role_addresses(lab: RunningLab, role: str) -> list[str]:
+    """host:port of each process of that role in the service discovery."""
+    return [str(entry["targets"][0]) for entry in lab.get("/targets") if entry["labels"]["role"] == role]
 
 
 def requests_ended(lab: RunningLab) -> int:
@@ -121,8 +127,7 @@ def reroutes(lab: RunningLab) -> int:
 
 
 def _counted(lab: RunningLab, counter: str) -> int:
-    addresses = [entry["targets"][0] for entry in lab.get("/targets") if entry["labels"]["role"] == "gateway"]
-    pages = [httpx.get(f"http://{address}/metrics").text for address in addresses]
+    pages = [httpx.get(f"http://{address}/metrics").text for address in role_addresses(lab, "gateway")]
     counts = re.findall(rf"^{counter}\{{.*\}} ([0-9.e+]+)$", "\n".join(pages), re.MULTILINE)
     return round(sum(map(float, counts)))
 

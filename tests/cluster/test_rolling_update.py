@@ -14,7 +14,7 @@ import httpx
 import pytest
 import yaml
 
-from tests.chaos.crowd import Stream, count, crowd, kill, role_process, stream, until
+from tests.chaos.crowd import Stream, count, crowd, kill, role_address, role_addresses, stream, until
 from tests.cluster.nodes import RayCluster, ray_cluster
 from tests.running_lab import RunningLab, running_lab
 
@@ -98,9 +98,10 @@ def test_a_replica_that_drains_gets_nothing_from_a_scheduler_that_starts_meanwhi
         await until(lambda: long.tokens > 0, "it has begun")
         await asyncio.to_thread(deploy_again, cluster, lab, change)
         await until(lambda: is_replaced(lab, long.replica), "two others are ready", limit_s=LIMIT_S)
-        kill(role_process(lab, "scheduler"))
-        await until(lambda: not is_replaced(lab, long.replica), "it is gone", limit_s=LIMIT_S)
-        await until(lambda: is_replaced(lab, long.replica), "a new one hears of them", limit_s=LIMIT_S)
+        await until(lambda: len(role_addresses(lab, "scheduler")) == 1, "its old scheduler is gone", LIMIT_S)
+        killed = role_address(lab, "scheduler")
+        kill(lab.process_behind(killed))
+        await until(lambda: hears_of_them(lab, long.replica, killed), "a new one hears of them", LIMIT_S)
         later = await asyncio.gather(*(stream(client, lab, 20, Stream()) for _ in range(40)))
         assert not running.done(), f"it drained all the while: {long}"
         assert is_replaced(lab, long.replica)
@@ -136,6 +137,14 @@ def is_replaced(lab: RunningLab, replica: str | None) -> bool:
     except httpx.HTTPError:
         return False
     return len(gateways) >= 2 and len(replicas) == 2 and replica not in replicas
+
+
+def hears_of_them(lab: RunningLab, replica: str | None, killed: str) -> bool:
+    """As `is_replaced`, and the scheduler is another than the one at the address `killed`."""
+    try:
+        return role_address(lab, "scheduler") != killed and is_replaced(lab, replica)
+    except httpx.HTTPError:
+        return False
 
 
 class Users:
