@@ -67,6 +67,7 @@ SERVER_PATH = r"^/[!-~]*$"
 VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 # As a browser sends it: scheme, host and port, no path.
 ORIGIN = re.compile(r"https?://[a-z0-9.\-\[\]:]{1,253}")
+DEFAULT_KV_CACHE_GIB = 0.5
 MAX_NODES = 100_000  # scalars, lists and mappings of a file, aliases written out
 # Of times made of a `SimulatedProfile`: three steps of 10 ms are 30 ms, whatever floating point says.
 ROUNDING_S = 1e-6
@@ -551,11 +552,12 @@ class LaneConfig(_Settings):
     max_num_seqs: int = Field(16, ge=1, le=4096)
     dispatch_margin: int = Field(0, ge=0, le=256)  # requests sent to a replica beyond max_num_seqs
     takes_unpinned: bool = True  # may the scheduler choose it for requests that name no lane
-    kv_cache_gib: float = Field(0.5, gt=0, le=1024)  # CPU engines
+    # None: on CPU DEFAULT_KV_CACHE_GIB, on CUDA what `gpu_memory_utilization` leaves beside weights and buffers.
+    kv_cache_gib: float | None = Field(None, gt=0, le=1024)
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)  # CUDA engines
     prefix_caching: bool = False
     num_cpus: float = Field(0, ge=0, le=1024)  # what Ray reserves; 0: engines may share cores
-    # What Ray reserves. None: a card for each rank where there are several, else nothing. 0: engines may share cards.
+    # What Ray reserves. None: a card for each of several ranks, else nothing. 0: engines may share cards.
     num_gpus: float | None = Field(None, ge=0, le=64)
     # One engine over several cards of one machine.
     tensor_parallel_size: int = Field(1, ge=1, le=64)
@@ -689,6 +691,10 @@ class LaneConfig(_Settings):
     def num_ranks(self) -> int:
         """Processes that one engine computes in, each on a card of its own."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    def chosen_kv_cache_gib(self, device: str) -> float | None:
+        """KV cache of an engine on `cpu` or `cuda`; None: vLLM measures what is free."""
+        return DEFAULT_KV_CACHE_GIB if self.kv_cache_gib is None and device == "cpu" else self.kv_cache_gib
 
     def reserved_gpus(self, device: str) -> float:
         """What Ray reserves for a replica, on `cpu` or `cuda`."""

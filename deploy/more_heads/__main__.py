@@ -1,7 +1,7 @@
 """``python -m deploy.more_heads --heads N --out DIR [--model DIR]``: the same model with N attention heads.
 
-Tensor parallelism wants heads that its ranks divide; the default model has 9, which two cards do not. The heads added
-are zero where the layer reads them (`o_proj`), so they add nothing to any token, only work. Groups keep their
+Tensor parallelism wants heads that its ranks divide; the default model has 9, which two cards do not. The heads
+added are zero where the layer reads them (`o_proj`), so they add nothing to any token, only work. Groups keep their
 size: heads that share keys and values still do. Takes checkpoints of the Llama kind, EAGLE-3 heads among them.
 """
 

@@ -26,7 +26,7 @@ REFUSED = {
     "max-num-active-seqs": "would keep requests waiting in the engine; use lanes[].max_num_seqs",
     "sse-keep-alive-interval": "would hide a silent engine from gateway.first_byte_timeout_s and idle_timeout_s",
     "enable-prefix-caching": "is set by lanes[].prefix_caching",
-    "kv-cache-memory-bytes": "is set by lanes[].kv_cache_gib on CPU; on CUDA use lanes[].gpu_memory_utilization",
+    "kv-cache-memory-bytes": "is set by lanes[].kv_cache_gib",
     "gpu-memory-utilization": "is set by lanes[].gpu_memory_utilization",
     "device-memory-utilization": "is set by lanes[].gpu_memory_utilization",
     "tensor-parallel-size": "is set by lanes[].tensor_parallel_size",

@@ -133,9 +133,10 @@ def command_line(
     ]  # fmt: skip
     if device == "cpu":
         defaults["enforce-eager"] = ["--enforce-eager"]
-        arguments += ["--kv-cache-memory-bytes", str(int(lane.kv_cache_gib * machine.GIB))]
     else:
         arguments += ["--gpu-memory-utilization", str(lane.gpu_memory_utilization)]
+    if (kv_cache_gib := lane.chosen_kv_cache_gib(device)) is not None:
+        arguments += ["--kv-cache-memory-bytes", str(int(kv_cache_gib * machine.GIB))]
     for option, size in (
         ("--tensor-parallel-size", lane.tensor_parallel_size),
         ("--pipeline-parallel-size", lane.pipeline_parallel_size),

@@ -70,9 +70,15 @@ def ray_service(config: LabConfig, cluster: Cluster) -> dict[str, Any]:
     """The RayService.
 
     Raises:
-        ConfigError: a lane's servers run already: neither their keys nor a way to them is in these manifests.
+        ConfigError: a lane's servers run already: neither their keys nor a way to them is in these manifests; or an
+            engine of several cards reserves none, and a pod has those that its engines reserve.
     """
     for lane in config.lanes:
+        if lane.num_ranks > 1 and config.model.device != "cpu" and not lane.reserved_gpus("cuda"):
+            raise ConfigError(
+                f"lanes[{lane.name}].num_gpus = 0: is not exported to Kubernetes for an engine of {lane.num_ranks} "
+                "cards, for a pod is given the cards that Ray reserves; leave it out"
+            )
         if lane.is_attached:
             raise ConfigError(
                 f"lanes[{lane.name}].engine = 'openai' is not exported to Kubernetes: add its keys and its way "

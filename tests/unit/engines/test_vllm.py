@@ -90,8 +90,10 @@ def test_the_head_that_comes_with_tandem_is_a_checkpoint_of_at_most_20_mb() -> N
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_memory_is_bounded_in_the_devices_own_terms(device: str) -> None:
-    found = options(batched(kv_cache_gib=2, gpu_memory_utilization=0.6), device=device)
+    found = options(batched(gpu_memory_utilization=0.6), device=device)
     assert ("--kv-cache-memory-bytes" in found, "--enforce-eager" in found) == (device == "cpu",) * 2
+    exact = options(batched(kv_cache_gib=2), device=device)
+    assert exact["--kv-cache-memory-bytes"] == [str(2 * 2**30)]
     assert found.get("--gpu-memory-utilization") == (["0.6"] if device == "cuda" else None)
 
 

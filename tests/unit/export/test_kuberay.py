@@ -29,6 +29,7 @@ CLUSTER = Cluster("tandem:cpu", "tandem", "tandem-redis:6379", "prometheus")
 # With what no pod has: servers that already run, a checkpoint and a profile of this machine's.
 REFUSED = {
     "attached": r"engine = 'openai'",
+    "tensor-parallel": r"lanes\[batched\]\.num_gpus = 0",
     "comparison": r"engine = 'openai'",
     "quantised": r"lanes\[int8\]\.model\.path",
     "study-adaptive": r"scheduler\.profile",
