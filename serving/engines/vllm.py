@@ -92,7 +92,7 @@ def environment(lane: LaneConfig, model: ModelConfig) -> dict[str, str]:
 def openmp_library() -> Path | None:
     """Intel's OpenMP, which vLLM's CPU build brings on x86 and does not load by itself; None where it is not.
 
-    Preloaded, it runs the same threads with less waiting: `deploy/experiments/openmp.py`, docs/engines.md.
+    Preloaded, it runs the same threads with less waiting: docs/decisions/0013-eager-on-cpu.md.
     """
     library = Path(sys.prefix) / "lib" / "libiomp5.so"
     return library if library.is_file() else None
