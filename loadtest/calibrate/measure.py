@@ -119,7 +119,8 @@ def _measure(lab: TracedLab, cell: Cell, say: Say) -> MeasuredCell:
 
 def _questions(cell: Cell, repeat: int) -> list[Question]:
     return [
-        Question(cell.lane, _body(cell, repeat * cell.batch + place), cell.output_tokens)
+        # As users ask: what streaming takes of the cores is in the steps then.
+        Question(cell.lane, _body(cell, repeat * cell.batch + place), cell.output_tokens, is_streamed=True)
         for place in range(cell.batch)
     ]
 

@@ -22,6 +22,7 @@ from serving.tracing.recording import RecordingError, recording
 RECORD_LIMIT_S = 240  # a recording ends by itself if this process dies
 ANSWER_TIMEOUT_S = 180.0
 MAX_EVENTS = 200_000
+DONE = b"data: [DONE]"
 
 
 class TracedLabError(Exception):
@@ -36,12 +37,15 @@ class Question:
         lane: that it is pinned to; None leaves the choice to the lab.
         body: the prompt or the messages, and what else is asked for; messages make it a chat request.
         sent_after_s: after the first of those that are asked together.
+        is_streamed: token by token, which takes processor time that engines on the same cores do not have. The body
+            of the answer is then empty.
     """
 
     lane: str | None
     body: dict[str, Any]
     output_tokens: int
     sent_after_s: float = 0.0
+    is_streamed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +151,19 @@ class TracedLab:
             "ignore_eos": True,
             "temperature": 0,
             "cache_salt": secrets.token_hex(8),
+            "stream": question.is_streamed,
         }
         time.sleep(max(0.0, due_s + question.sent_after_s - time.monotonic()))
         sent_ns = time.monotonic_ns()
         headers = {"x-request-id": request_id} | key_headers()
         answer = post(self.base_url + path, body, headers, timeout_s=ANSWER_TIMEOUT_S)
-        return _Sent(request_id, sent_ns, time.monotonic_ns(), json.loads(answer))
+        if not question.is_streamed:
+            return _Sent(request_id, sent_ns, time.monotonic_ns(), json.loads(answer))
+        if not answer.rstrip().endswith(DONE):
+            raise TracedLabError(
+                f"the stream of request {request_id} ends in {answer[-200:]!r} and not in {DONE!r}"
+            )
+        return _Sent(request_id, sent_ns, time.monotonic_ns(), {})
 
 
 def find_lab(base_url: str) -> TracedLab:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from loadtest.analysis.stage_summary import Repeat, make_repeat
 from loadtest.client.record import RequestRecord, read_records
-from loadtest.offer.load import ClosedLoop, Load
+from loadtest.offer.load import ClosedLoop
 from loadtest.run.directory import REQUESTS_FILE, RUN_FILE, read_run
 from loadtest.simulate.lanes import TextMix, candidates
 from loadtest.simulate.offered import mean_lengths
@@ -19,8 +20,9 @@ from loadtest.simulate.verdict import percentile
 from serving.calibration.profile import Profile
 from serving.config import SchedulerConfig
 from serving.core.latency import tpots_s, ttfts_s
+from serving.core.request import Outcome
 from serving.progress import Say
-from serving.simulation.planned_lab import Floats, Offered, PlannedLab, PlannedRun
+from serving.simulation.planned_lab import Offered, PlannedLab, PlannedRun
 
 MIN_REQUESTS = 4  # of a stage: of fewer, a percentile says nothing; bench asks a lone user for 4
 FIGURES = ("ttft_p50_s", "ttft_p95_s", "tpot_p50_s", "output_tokens_per_s")
@@ -92,8 +94,9 @@ def compare_with_run(
 ) -> list[Compared]:
     """Every stage of a lane that the profile has: its requests at the instants at which they were due.
 
-    Users of a closed loop send as they did: the next request once the one before has ended. Their think time is not
-    simulated; a stage that has one is left out.
+    Users of a closed loop begin when they did, and send the next request once the one before has ended. Their think
+    time is not simulated; a stage that has one is left out. What a stage sent before and after what counts is
+    simulated too, for the load that it is.
 
     Args:
         left_out: told of each stage that is not simulated, and why.
@@ -110,9 +113,9 @@ def compare_with_run(
     known = {lane.lane for lane in profile.lanes}
     compared = []
     for stage in run.stages:
-        records = [each for each in by_stage.get(stage.plan.key, []) if not each.label.is_warmup]
+        measured = make_repeat(stage, by_stage.get(stage.plan.key, []))
         load = stage.plan.load
-        num_usable = sum(_is_usable(each) for each in records)
+        num_usable = sum(map(_is_served, measured.records))
         if isinstance(load, ClosedLoop) and load.think_time_s:
             left_out(f"{stage.plan.key}: its users think, which is not simulated")
         elif stage.plan.lane not in known:
@@ -121,18 +124,8 @@ def compare_with_run(
             left_out(f"{stage.plan.key}: {num_usable} of its requests completed, of {MIN_REQUESTS} at least")
         else:
             say(f"simulating {stage.plan.key}")
-            compared.append(
-                _compared(
-                    profile,
-                    stage.plan.lane,
-                    stage.plan.workload,
-                    load,
-                    records,
-                    max(1, replicas[stage.plan.lane]),
-                    scheduler,
-                    seed,
-                )
-            )
+            num_replicas = max(1, replicas[stage.plan.lane])
+            compared.append(_compared(profile, measured, num_replicas, scheduler, seed))
     if not compared:
         raise ValueError(
             f"{directory}: no stage of {', '.join(sorted(known))} with {MIN_REQUESTS} completed requests or more"
@@ -141,33 +134,56 @@ def compare_with_run(
 
 
 def _compared(
-    profile: Profile,
-    lane: str,
-    workload: str,
-    load: Load,
-    records: Sequence[RequestRecord],
-    replicas: int,
-    scheduler: SchedulerConfig,
-    seed: int,
+    profile: Profile, measured: Repeat, replicas: int, scheduler: SchedulerConfig, seed: int
 ) -> Compared:
-    usable = sorted(filter(_is_usable, records), key=lambda record: record.scheduled_at_s)
-    offered = [
-        Offered(record.scheduled_at_s, record.prompt_tokens or 1, record.output_tokens or 1)
-        for record in usable
-    ]
-    candidate = candidates(profile, (lane,), TextMix((workload,), (1.0,)), mean_lengths(offered))[0]
-    num_users = load.users if isinstance(load, ClosedLoop) else None
+    plan = measured.stage.plan
+    ran = sorted(filter(_ran, measured.everything), key=lambda record: record.scheduled_at_s)
+    counted = [record for record in measured.records if _is_served(record)]
+    lengths = mean_lengths([_offered(record, 0, 0) for record in counted])
+    offered = [_offered(record, round(lengths.prompt_tokens), round(lengths.output_tokens)) for record in ran]
+    candidate = candidates(profile, (plan.lane,), TextMix((plan.workload,), (1.0,)), lengths)[0]
+    num_users = plan.load.users if isinstance(plan.load, ClosedLoop) else None
     run = PlannedLab(scheduler, [(candidate.model, replicas)], offered, num_users=num_users, seed=seed).run()
-    began_at_s = 0.0 if num_users else offered[0].at_s
+    simulated = make_repeat(measured.stage, _as_records(ran, run))
     return Compared(
-        lane,
-        workload,
-        load.label,
-        len(usable),
-        len(records) - len(usable),
-        _measured(usable),
-        _simulated(run, began_at_s),
+        plan.lane,
+        plan.workload,
+        plan.load.label,
+        len(counted),
+        len(measured.records) - len(counted),
+        _figures(measured),
+        _figures(simulated),
     )
+
+
+def _offered(record: RequestRecord, prompt_tokens: int, output_tokens: int) -> Offered:
+    """What it asked for; these lengths where it says none."""
+    return Offered(
+        record.scheduled_at_s,
+        record.prompt_tokens or max(1, prompt_tokens),
+        record.output_tokens or record.asked_output_tokens or max(1, output_tokens),
+    )
+
+
+def _as_records(ran: Sequence[RequestRecord], run: PlannedRun) -> list[RequestRecord]:
+    """The requests with the instants of the simulation, each token a chunk; without those that were refused."""
+    records = []
+    for number in np.flatnonzero(np.isfinite(run.e2e_s)):
+        arrived_at_s, num_tokens = float(run.arrived_at_s[number]), int(run.output_tokens[number])
+        first_at_s, ended_at_s = (arrived_at_s + float(each[number]) for each in (run.ttft_s, run.e2e_s))
+        chunk_at_s = np.linspace(first_at_s, ended_at_s, num_tokens).tolist()
+        records.append(
+            replace(
+                ran[number],
+                scheduled_at_s=arrived_at_s,
+                sent_at_s=arrived_at_s,
+                chunk_at_s=tuple(chunk_at_s),
+                chunk_tokens=None,
+                finished_at_s=ended_at_s,
+                output_tokens=num_tokens,
+            )
+        )
+    return records
 
 
 def _lane_of(directory: Path, replica: Mapping[str, Any]) -> str:
@@ -176,31 +192,23 @@ def _lane_of(directory: Path, replica: Mapping[str, Any]) -> str:
     return str(replica["lane"])
 
 
-def _is_usable(record: RequestRecord) -> bool:
+def _is_served(record: RequestRecord) -> bool:
     return record.is_completed and bool(record.output_tokens) and bool(record.chunk_at_s)
 
 
-def _measured(records: Sequence[RequestRecord]) -> dict[str, float]:
-    timelines = [record.timeline for record in records]
-    lasted_s = max(each.finished_at_s for each in records) - records[0].scheduled_at_s
-    return _figures(
-        np.array(ttfts_s(timelines)),
-        np.array(tpots_s(timelines) or [0.0]),
-        sum(record.output_tokens or 0 for record in records) / lasted_s,
+def _ran(record: RequestRecord) -> bool:
+    """Whether it took an engine's time, to its end or until its stage ended."""
+    return _is_served(record) or record.outcome is Outcome.CANCELLED
+
+
+def _figures(repeat: Repeat) -> dict[str, float]:
+    """As the load lab has them: of the requests that count, and tokens/s of the stage's steady part."""
+    timelines = [record.timeline for record in repeat.records if _is_served(record)]
+    ttft_s, tpot_s = np.array(ttfts_s(timelines)), np.array(tpots_s(timelines) or [0.0])
+    values = (
+        percentile(ttft_s, 0.5),
+        percentile(ttft_s, 0.95),
+        percentile(tpot_s, 0.5),
+        repeat.tokens_per_s or 0.0,
     )
-
-
-def _simulated(run: PlannedRun, began_at_s: float) -> dict[str, float]:
-    served = np.isfinite(run.e2e_s)
-    has_more = served & (run.output_tokens > 1)
-    tokens = int(run.output_tokens[served].sum())
-    return _figures(
-        run.ttft_s[served],
-        run.tpot_s[has_more] if has_more.any() else np.zeros(1),
-        tokens / (run.lasted_s - began_at_s),
-    )
-
-
-def _figures(ttft_s: Floats, tpot_s: Floats, output_tokens_per_s: float) -> dict[str, float]:
-    values = (percentile(ttft_s, 0.5), percentile(ttft_s, 0.95), percentile(tpot_s, 0.5), output_tokens_per_s)
     return dict(zip(FIGURES, values, strict=True))

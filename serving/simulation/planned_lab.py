@@ -67,6 +67,7 @@ class PlannedRun:
     """What became of the requests, in order of arrival; shape (requests,) each.
 
     Attributes:
+        arrived_at_s: when each was sent.
         ttft_s, e2e_s: infinite where a request was refused, or not reached before the run was given up.
         tpot_s: 0 for answers of one token, which have none; infinite as the others.
         output_tokens: asked for.
@@ -77,6 +78,7 @@ class PlannedRun:
         was_given_up: whether `watch` ended it.
     """
 
+    arrived_at_s: Floats
     ttft_s: Floats
     tpot_s: Floats
     e2e_s: Floats
@@ -105,8 +107,8 @@ class PlannedLab:
     Args:
         fleet: each lane, and how many replicas it has.
         offered: the requests, in order of time.
-        num_users: of a closed loop: so many begin at once, and each sends the next request of all when its own has
-            ended; `at_s` of the requests is then no matter.
+        num_users: of a closed loop: the first so many requests are each the first of a user, sent when it says; a
+            user whose request has ended sends the next of all at once, whatever its `at_s`.
         num_cells: schedulers; replicas are dealt out to them in turn, and a request goes to one by chance.
         seed: of that chance, and of how many drafts are accepted.
         text_kinds: what the scheduler takes each kind of text for, by `Offered.kind`; beyond its end it is open.
@@ -161,7 +163,7 @@ class PlannedLab:
 
         self._offered = offered
         self._arrived_at_s = array("d", (request.at_s for request in offered))
-        self._users_free_at_s = None if num_users is None else [0.0] * min(num_users, len(offered))
+        self._users_free_at_s = None if num_users is None else sorted(self._arrived_at_s[:num_users])
         infinite = array("d", [math.inf]) * len(offered)
         self._granted_at_s, self._first_at_s = infinite[:], infinite[:]
         self._ttft_s, self._tpot_s, self._e2e_s = infinite[:], infinite[:], infinite[:]
@@ -335,6 +337,7 @@ class PlannedLab:
 
     def _result(self, now_s: float, was_given_up: bool) -> PlannedRun:
         return PlannedRun(
+            np.array(self._arrived_at_s),
             np.array(self._ttft_s),
             np.array(self._tpot_s),
             np.array(self._e2e_s),

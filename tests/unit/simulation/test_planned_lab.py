@@ -116,10 +116,13 @@ def test_cells_cost_what_a_common_queue_saves() -> None:
 
 
 def test_users_of_a_closed_loop_send_when_their_answer_has_ended() -> None:
-    done = closed([Offered(99.0, 50, 11)] * 3, num_users=1)
+    done = closed([Offered(1.0, 50, 11), Offered(99.0, 50, 11), Offered(2.0, 50, 11)], num_users=1)
     # 35 ms for the prompt and ten steps of 10.5 ms, one request after the other.
     assert done.e2e_s == pytest.approx([0.140] * 3)
-    assert done.lasted_s == pytest.approx(0.420)
+    assert done.arrived_at_s == pytest.approx([1.0, 1.140, 1.280])
+    assert done.lasted_s == pytest.approx(1.420)
+    late = closed([Offered(1.0, 50, 11), Offered(99.0, 50, 11), Offered(2.0, 50, 11)], num_users=2)
+    assert late.arrived_at_s == pytest.approx([1.0, 1.140, 1.280])
     lengths = Lengths(50, 60)
     many = closed([Offered(0.0, 50, 60)] * 400, num_users=4)
     expected = STEP.serve(4, lengths, 0, ())

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -74,6 +75,15 @@ def test_requests_are_pinned_exact_in_length_and_share_no_cached_prefix(lab: Scr
         "/v1/completions",
         "/v1/completions",
     ]
+
+
+def test_a_streamed_answer_must_be_whole(lab: ScriptedLab) -> None:
+    streamed = [replace(question, is_streamed=True) for question in questions(2)]
+    assert [len(answer.steps) for answer in find_lab(lab.url).ask(streamed).answers] == [2, 3]
+    assert all(body["stream"] is True for body in lab.asked)
+    lab.cuts_streams = True
+    with pytest.raises(TracedLabError, match=r"ends in .* and not in b'data: \[DONE\]'"):
+        find_lab(lab.url).ask(streamed)
 
 
 def test_only_the_lanes_asked_are_recorded_and_every_recording_ends(lab: ScriptedLab) -> None:

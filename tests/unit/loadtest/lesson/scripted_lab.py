@@ -30,6 +30,7 @@ class ScriptedLab:
         models: of strategies whose lane has another model than the lab's.
         drafts: tokens drafted in each decode step; all but the last one are accepted.
         schedules_ahead: one step more for each request, which brings nothing.
+        cuts_streams: they end without `[DONE]`.
         asked: bodies of completions, each with its path and `x-request-id`.
         started, stopped: recordings, by strategy; `queries` of those that were started.
         refuses_recordings: status of every recording, instead of one.
@@ -44,6 +45,7 @@ class ScriptedLab:
     drafts: dict[str, int] = field(default_factory=lambda: {"speculative": 3})
     schedules_ahead: bool = False
     models: dict[str, dict[str, str]] = field(default_factory=dict)
+    cuts_streams: bool = False
     asked: list[dict[str, Any]] = field(default_factory=list)
     started: list[str] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
@@ -180,7 +182,10 @@ def scripted_lab(lab: ScriptedLab) -> Iterator[ScriptedLab]:
                 self._answer(lab.refuses, b'{"error": "no"}')
             else:
                 answer = lab.complete(self.path, self.headers["x-request-id"], json.loads(raw))
-                self._answer(200, json.dumps(answer).encode())
+                said = json.dumps(answer).encode()
+                if json.loads(raw).get("stream"):
+                    said = b"data: " + said + (b"" if lab.cuts_streams else b"\n\ndata: [DONE]\n\n")
+                self._answer(200, said)
 
         def _answer(self, status: int, data: bytes) -> None:
             self.send_response(status)

@@ -40,8 +40,9 @@ def run(values: Sequence[Times], ended: int | None = None) -> PlannedRun:
     tokens = np.full(len(values), 11)
     refused = int(np.isinf(ttft_s).sum())
     nobody = np.full(len(values), -1)
+    at_s, e2e_s = np.zeros(len(values)), ttft_s + 10 * tpot_s
     return PlannedRun(
-        ttft_s, tpot_s, ttft_s + 10 * tpot_s, tokens, is_ended, nobody, refused, 1.0, ended is not None, ()
+        at_s, ttft_s, tpot_s, e2e_s, tokens, is_ended, nobody, refused, 1.0, ended is not None, ()
     )
 
 
