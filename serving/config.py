@@ -692,9 +692,10 @@ class LaneConfig(_Settings):
         """Processes that one engine computes in, each on a card of its own."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
-    def chosen_kv_cache_gib(self, device: str) -> float | None:
-        """KV cache of an engine on `cpu` or `cuda`; None: vLLM measures what is free."""
-        return DEFAULT_KV_CACHE_GIB if self.kv_cache_gib is None and device == "cpu" else self.kv_cache_gib
+    @property
+    def cpu_kv_cache_gib(self) -> float:
+        """KV cache of an engine on CPU, where vLLM does not measure what is free."""
+        return DEFAULT_KV_CACHE_GIB if self.kv_cache_gib is None else self.kv_cache_gib
 
     def reserved_gpus(self, device: str) -> float:
         """What Ray reserves for a replica, on `cpu` or `cuda`."""

@@ -119,7 +119,7 @@ def _replica_memory_gib(lane: LaneConfig) -> float:
 
 def engine_memory_gib(lane: LaneConfig) -> float:
     """Of an engine on CPU: each of its ranks is a process with a KV cache of that size. An estimate."""
-    return lane.num_ranks * (ENGINE_MEMORY_GIB + (lane.chosen_kv_cache_gib("cpu") or 0))
+    return lane.num_ranks * (ENGINE_MEMORY_GIB + lane.cpu_kv_cache_gib)
 
 
 def check_memory(available_bytes: int, needed_gib: float, *, is_lab_running: bool) -> Check:

@@ -8,18 +8,13 @@ size: heads that share keys and values still do. Takes checkpoints of the Llama 
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 
-from serving import model_store
-from serving.core.errors import ConfigError
+from deploy.checkpoint import config_of, make, parser_of, tensors_of, write_like
 
 # Axis of a matrix's heads: queries have `num_attention_heads`, keys and values `num_key_value_heads`.
 QUERY_AXES = {"q_proj.weight": 0, "o_proj.weight": 1}
@@ -58,41 +53,28 @@ def widen(source: Path, target: Path, heads: int) -> None:
         FileExistsError: `target` is there.
         ValueError: as `wider`.
     """
-    config = wider(json.loads((source / "config.json").read_text()), heads)
+    config = wider(config_of(source), heads)
     rows = config["num_attention_heads"] * config["head_dim"]
     key_rows = config["num_key_value_heads"] * config["head_dim"]
     tensors: dict[str, torch.Tensor] = {}
-    for file in sorted(source.glob("*.safetensors")):
-        with safe_open(file, "pt") as opened:
-            for name in opened.keys():  # noqa: SIM118 - it is no dict
-                weight = opened.get_tensor(name)
-                matrix = ".".join(name.split(".")[-2:])
-                if matrix in QUERY_AXES:
-                    weight = padded(weight, QUERY_AXES[matrix], rows)
-                elif matrix in KEY_AXES:
-                    weight = padded(weight, KEY_AXES[matrix], key_rows)
-                tensors[name] = weight
-    target.mkdir(parents=True)
-    for file in source.iterdir():
-        if file.is_file() and ".safetensors" not in file.name:
-            shutil.copy(file, target / file.name)
-    save_file(tensors, target / "model.safetensors", {"format": "pt"})
-    (target / "config.json").write_text(json.dumps(config, indent=2))
+    for name, weight in tensors_of(source):
+        matrix = ".".join(name.split(".")[-2:])
+        if matrix in QUERY_AXES:
+            weight = padded(weight, QUERY_AXES[matrix], rows)
+        elif matrix in KEY_AXES:
+            weight = padded(weight, KEY_AXES[matrix], key_rows)
+        tensors[name] = weight
+    write_like(source, target, tensors, config)
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m deploy.more_heads", description=__doc__)
-    parser.add_argument("--model", type=Path, help="directory of the checkpoint (default: the default model)")
+    def write(source: Path, given: argparse.Namespace) -> str:
+        widen(source, given.out, given.heads)
+        return f"{given.heads} heads"
+
+    parser = parser_of("deploy.more_heads", __doc__)
     parser.add_argument("--heads", type=int, required=True, help="attention heads it is to have")
-    parser.add_argument("--out", type=Path, required=True, help="directory to write; must not be there")
-    given = parser.parse_args(argv)
-    try:
-        widen(given.model or model_store.prepare(print), given.out, given.heads)
-    except (OSError, ValueError, ConfigError) as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    sys.stdout.write(f"{given.heads} heads: {given.out}\n")
-    return 0
+    return make(parser, argv, write)
 
 
 if __name__ == "__main__":

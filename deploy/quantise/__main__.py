@@ -10,18 +10,12 @@ Format: int-quantized of compressed-tensors, https://github.com/vllm-project/com
 
 from __future__ import annotations
 
-import argparse
-import json
-import shutil
 import sys
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 
-from serving import model_store
-from serving.core.errors import ConfigError
+from deploy.checkpoint import config_of, make, parser_of, tensors_of, write_like
 
 STEPS = 127
 MATRIX = (
@@ -54,41 +48,28 @@ def quantise(source: Path, target: Path) -> int:
         FileExistsError: `target` is there.
         ValueError: `source` has no such matrix, or is quantised already.
     """
-    config = json.loads((source / "config.json").read_text())
+    config = config_of(source)
     if "quantization_config" in config:
         raise ValueError(f"{source}: config.json has a quantization_config: it is quantised already")
     tensors: dict[str, torch.Tensor] = {}
     num_matrices = 0
-    for file in sorted(source.glob("*.safetensors")):
-        with safe_open(file, "pt") as opened:
-            for name in opened.keys():  # noqa: SIM118 - it is no dict
-                tensors[name] = opened.get_tensor(name)
-                if name.endswith(MATRIX):
-                    tensors[name], tensors[f"{name}_scale"] = in_steps(tensors[name])
-                    num_matrices += 1
+    for name, tensor in tensors_of(source):
+        tensors[name] = tensor
+        if name.endswith(MATRIX):
+            tensors[name], tensors[f"{name}_scale"] = in_steps(tensor)
+            num_matrices += 1
     if not num_matrices:
         raise ValueError(f"{source}: no tensor of *.safetensors has a name that ends in {MATRIX!r}")
-    target.mkdir(parents=True)
-    for file in source.iterdir():
-        if file.is_file() and ".safetensors" not in file.name:
-            shutil.copy(file, target / file.name)
-    save_file(tensors, target / "model.safetensors", {"format": "pt"})
-    (target / "config.json").write_text(json.dumps(config | {"quantization_config": QUANTISATION}, indent=2))
+    write_like(source, target, tensors, config | {"quantization_config": QUANTISATION})
     return num_matrices
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m deploy.quantise", description=__doc__)
-    parser.add_argument("--model", type=Path, help="directory of the checkpoint (default: the default model)")
-    parser.add_argument("--out", type=Path, required=True, help="directory to write; must not be there")
-    given = parser.parse_args(argv)
-    try:
-        num_matrices = quantise(given.model or model_store.prepare(print), given.out)
-    except (OSError, ValueError, ConfigError) as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    sys.stdout.write(f"{num_matrices} matrices in 8 bits: {given.out}\n")
-    return 0
+    return make(
+        parser_of("deploy.quantise", __doc__),
+        argv,
+        lambda source, given: f"{quantise(source, given.out)} matrices in 8 bits",
+    )
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from typing import Any, get_args
 import click
 from click.core import ParameterSource
 
-from loadtest.run.options import runs_dir_option
 from loadtest.analysis.stage_summary import Repeat, make_repeat
 from loadtest.bench import job
 from loadtest.bench.job import Job, RunningJob
@@ -34,6 +33,7 @@ from loadtest.run.directory import PLAN_FILE, REQUESTS_FILE, read_run
 from loadtest.run.exporter import metrics_port
 from loadtest.run.experiment import MAX_SEED, choose_lanes, split_names
 from loadtest.client.lane_models import other_names
+from loadtest.run.options import runs_dir_option
 from loadtest.run.plan import MAX_ERROR_RATE, MAX_TIMEOUT_S, MAX_OUTPUT_TOKENS, Plan, write_plan
 from loadtest.sweep.settings import SweepSettings, read_settings, write_settings
 from loadtest.sweep.stages import CapacitySweep

@@ -135,7 +135,8 @@ def command_line(
         defaults["enforce-eager"] = ["--enforce-eager"]
     else:
         arguments += ["--gpu-memory-utilization", str(lane.gpu_memory_utilization)]
-    if (kv_cache_gib := lane.chosen_kv_cache_gib(device)) is not None:
+    kv_cache_gib = lane.cpu_kv_cache_gib if device == "cpu" else lane.kv_cache_gib
+    if kv_cache_gib is not None:
         arguments += ["--kv-cache-memory-bytes", str(int(kv_cache_gib * machine.GIB))]
     for option, size in (
         ("--tensor-parallel-size", lane.tensor_parallel_size),

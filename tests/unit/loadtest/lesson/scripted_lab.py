@@ -181,9 +181,9 @@ def scripted_lab(lab: ScriptedLab) -> Iterator[ScriptedLab]:
             elif lab.refuses:
                 self._answer(lab.refuses, b'{"error": "no"}')
             else:
-                answer = lab.complete(self.path, self.headers["x-request-id"], json.loads(raw))
-                said = json.dumps(answer).encode()
-                if json.loads(raw).get("stream"):
+                body = json.loads(raw)
+                said = json.dumps(lab.complete(self.path, self.headers["x-request-id"], body)).encode()
+                if body.get("stream"):
                     said = b"data: " + said + (b"" if lab.cuts_streams else b"\n\ndata: [DONE]\n\n")
                 self._answer(200, said)
 

@@ -17,6 +17,7 @@ from loadtest.simulate.lanes import TextMix, candidates
 from loadtest.simulate.offered import mean_lengths
 from serving.calibration.profile import save
 from serving.config import SchedulerConfig
+from serving.core.request import Outcome
 from serving.simulation.planned_lab import Offered, PlannedLab
 from tests.unit.loadtest.runs import record, run_file, stage_run, write_whole_run
 from tests.unit.loadtest.simulate.profiles import profile
@@ -24,29 +25,30 @@ from tests.unit.loadtest.simulate.profiles import profile
 USERS = 4
 
 
-def records_of(lane: str, slower: float = 1.0, lengths: tuple[int, int] = (5, 60)) -> list[RequestRecord]:
-    """What a closed loop of the profile's own lane would have measured; `slower` stretches its times."""
+def records_of(
+    lane: str, slower: float = 1.0, lengths: tuple[int, int] = (5, 60), apart_s: float = 0.0
+) -> list[RequestRecord]:
+    """What a closed loop of the profile's own lane would have measured; `slower` stretches its times.
+
+    Args:
+        apart_s: how long after one another its users begin.
+    """
     rng = random.Random(4)
-    offered = [Offered(0.0, 100, rng.randint(*lengths)) for _ in range(200)]
+    offered = [Offered(apart_s * number, 100, rng.randint(*lengths)) for number in range(200)]
     candidate = candidates(profile(), (lane,), TextMix(("copy",), (1.0,)), mean_lengths(offered))[0]
     run = PlannedLab(SchedulerConfig(), [(candidate.model, 1)], offered, num_users=USERS, seed=11).run()
-    free_at_s = [0.0] * USERS
-    records = []
-    for number, request in enumerate(offered):
-        at_s = min(free_at_s)
-        free_at_s[free_at_s.index(at_s)] = at_s + slower * float(run.e2e_s[number])
-        records.append(
-            record(
-                lane,
-                USERS,
-                number,
-                scheduled_at_s=at_s,
-                ttft_s=slower * float(run.ttft_s[number]),
-                gap_s=slower * float(run.tpot_s[number]),
-                chunks=request.output_tokens,
-            )
+    return [
+        record(
+            lane,
+            USERS,
+            number,
+            scheduled_at_s=slower * float(run.arrived_at_s[number]),
+            ttft_s=slower * float(run.ttft_s[number]),
+            gap_s=slower * float(run.tpot_s[number]),
+            chunks=request.output_tokens,
         )
-    return records
+        for number, request in enumerate(offered)
+    ]
 
 
 def written(directory: Path, records: list[RequestRecord]) -> Path:
@@ -63,6 +65,30 @@ def test_what_the_profile_says_is_what_was_measured(lane: str, tmp_path: Path) -
     assert (compared.num_requests, compared.num_left_out) == (200, 0)
     for figure in FIGURES:
         assert compared.error(figure) == pytest.approx(0, abs=0.05), figure
+
+
+def test_users_begin_as_they_did_and_what_does_not_count_is_load(tmp_path: Path) -> None:
+    records = records_of("batched", lengths=(40, 40), apart_s=0.1)[: 4 * USERS]
+    came = [replace(each, label=replace(each.label, is_warmup=True)) for each in records[:USERS]]
+    cut_off = [
+        replace(
+            each,
+            label=replace(each.label, is_tail=True),
+            outcome=Outcome.CANCELLED,
+            prompt_tokens=None,
+            output_tokens=None,
+            asked_output_tokens=None,
+            chunk_at_s=each.chunk_at_s[:5],
+        )
+        for each in records[-USERS:]
+    ]
+    directory = written(tmp_path / "run", [*came, *records[USERS:-USERS], *cut_off])
+    (compared,) = compare_with_run(directory, profile(), SchedulerConfig(), lambda _: None, seed=0)
+    assert (compared.num_requests, compared.num_left_out) == (2 * USERS, 0)
+    # One prompt of its own in a step; four that come at once take 220 ms.
+    assert compared.measured["ttft_p50_s"] == pytest.approx(0.073, abs=0.001)
+    for figure in FIGURES:
+        assert compared.error(figure) == pytest.approx(0, abs=0.02), figure
 
 
 def test_a_machine_that_was_slower_is_an_error_below_0(tmp_path: Path) -> None:
