@@ -267,13 +267,16 @@ KNOWN_METHODS = frozenset().union(*METHODS_OF_KEY.values())
 METHODS_WITH_PACKAGE = frozenset({"suffix"})  # that no lock has
 
 
+CONTEXT_TOKENS = 512  # what a sequence is taken to hold where nobody says
+
+
 class ProfileUse(_Settings):
     """What is read of a profile that `tandem calibrate` wrote."""
 
     path: str = Field(min_length=1, max_length=4096)  # from the config's directory
     lane: Name | None = None  # None: that of the same name
     workload: str | None = Field(None, min_length=1, max_length=1024)  # None: the mean of all
-    context_tokens: int = Field(512, ge=0, le=1_048_576)  # of each sequence, for the table
+    context_tokens: int = Field(CONTEXT_TOKENS, ge=0, le=1_048_576)  # of each sequence, for the table
 
 
 class StepCosts(_Settings):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
-from loadtest.calibrate.design import Cell, drafted_cells, plain_cells
+from loadtest.calibrate.design import PASSES, Cell, drafted_cells, plain_cells
 from loadtest.client.lane_models import lane_models, lanes_of_own_model
-from loadtest.client.traced_lab import Question, TracedLab, TracedLabError
+from loadtest.client.traced_lab import Question, TracedAnswer, TracedLab, TracedLabError
 from loadtest.lesson.envelope import num_drafts_of
-from loadtest.lesson.measure import busy_s, chat_of, engine_steps
+from loadtest.lesson.measure import NS_PER_S, busy_s, chat_of, engine_steps
 from loadtest.offer.prompts import Slot, chat, copy, story
 from loadtest.offer.request_body import Message
 from serving import machine, run_directory
@@ -30,11 +30,21 @@ PROMPTS: dict[str, Callable[[Slot], tuple[Message, ...]]] = {"copy": copy, "stor
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCell:
-    """One cell: its steps, as points and as they were."""
+    """One cell: its steps, as points and as they were; of requests that were alone, the time outside of them."""
 
     cell: Cell
-    points: tuple[StepPoint, ...]
-    steps: tuple[StepEvent, ...]
+    points: tuple[StepPoint, ...] = ()
+    steps: tuple[StepEvent, ...] = ()
+    overheads_s: tuple[float, ...] = ()
+
+    def and_also(self, other: MeasuredCell) -> MeasuredCell:
+        """The same cell, measured once more."""
+        return MeasuredCell(
+            self.cell,
+            self.points + other.points,
+            self.steps + other.steps,
+            self.overheads_s + other.overheads_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +87,17 @@ def calibrate(lab: TracedLab, lanes: Sequence[str], now: datetime, say: Say) -> 
             f"lanes {', '.join(lanes)} serve {' and '.join(sorted(paths))}: a profile is of one model"
         )
     in_order = sorted(lanes, key=lambda name: configs[name]["strategy"] in DRAFTING)
+    cells = [cell for name in in_order for cell in _cells(lab, configs[name])]
+    by_cell = {cell: MeasuredCell(cell) for cell in cells}
+    for number in range(PASSES):
+        for cell in cells:
+            if number < cell.passes:
+                by_cell[cell] = by_cell[cell].and_also(_measure(lab, cell, number, say))
     made: list[LaneProfile] = []
     compared: list[Compared] = []
     for name in in_order:
         num_drafts = num_drafts_of(configs[name])
-        running = lab.max_running(name)
-        cells = drafted_cells(name, running) if num_drafts else plain_cells(name, running, lab.max_model_len)
-        measured = [_measure(lab, cell, say) for cell in cells]
+        measured = [each for cell, each in by_cell.items() if cell.lane == name]
         plain = next((lane for lane in made if not lane.num_drafts), None)
         try:
             profile = _lane_profile(configs[name], measured, num_drafts, plain)
@@ -106,15 +120,32 @@ def _check(lab: TracedLab, configs: dict[str, Any], name: str) -> None:
         )
 
 
-def _measure(lab: TracedLab, cell: Cell, say: Say) -> MeasuredCell:
-    say(cell.label)
+def _cells(lab: TracedLab, config: dict[str, Any]) -> list[Cell]:
+    name, running = config["name"], lab.max_running(config["name"])
+    if num_drafts_of(config):
+        return drafted_cells(name, running)
+    return plain_cells(name, running, lab.max_model_len)
+
+
+def _measure(lab: TracedLab, cell: Cell, number: int, say: Say) -> MeasuredCell:
+    """The cell in a pass."""
+    say(f"{cell.label} ({number + 1} of {cell.passes})")
     steps: list[StepEvent] = []
     points: list[StepPoint] = []
-    for repeat in range(cell.repeats):
+    overheads_s: list[float] = []
+    for repeat in range(number * cell.repeats, (number + 1) * cell.repeats):
         traced = lab.ask(_questions(cell, repeat))
         points += step_points(traced.steps)
         steps += traced.steps
-    return MeasuredCell(cell, tuple(points), tuple(steps))
+        if cell.batch == 1:
+            overheads_s += map(_outside_steps_s, traced.answers)
+    return MeasuredCell(cell, tuple(points), tuple(steps), tuple(overheads_s))
+
+
+def _outside_steps_s(answer: TracedAnswer) -> float:
+    """Before its first step and after its last."""
+    first, last = answer.steps[0], answer.steps[-1]
+    return (first.started_ns - answer.sent_ns + answer.ended_ns - last.ended_ns) / NS_PER_S
 
 
 def _questions(cell: Cell, repeat: int) -> list[Question]:
@@ -154,6 +185,7 @@ def _lane_profile(
         plain=plain,
         acceptance=rates,
         draft_share=shares,
+        overhead_s=median([overhead_s for each in measured for overhead_s in each.overheads_s]),
     )
 
 

@@ -161,6 +161,7 @@ def lane_model(lane: LaneProfile, drafts_of_kinds: Sequence[Drafts], max_num_seq
         lane.kv_tokens,
         tuple(draft_shares(lane)),
         drafts,
+        lane.overhead_s,
     )
 
 

@@ -53,6 +53,7 @@ class LaneProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             decode steps, those without a draft included.
         draft_share: by workload, the mean length of drafts over k, steps without one included; 1 where not given.
         points: what was measured.
+        overhead_s: of a request that is alone, in no step: client, gateway, scheduler, reading and writing text.
     """
 
     lane: str
@@ -67,6 +68,7 @@ class LaneProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     acceptance: dict[str, Rates] = {}
     draft_share: dict[str, float] = {}
     points: tuple[StepPoint, ...] = ()
+    overhead_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not LANE_NAME.fullmatch(self.lane):
@@ -86,6 +88,8 @@ class LaneProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"by step_time and draft_cost a token's step takes {token_s:g} s, with a draft {drafting_s:g} s: "
                 f"must be above 0 and at most {MAX_STEP_S:g} s"
             )
+        if not 0 <= self.overhead_s <= MAX_STEP_S:
+            raise ValueError(f"overhead_s is {self.overhead_s:g}, must be in 0..{MAX_STEP_S:g}")
         for rates in self.acceptance.values():
             checked_rates(rates)
         for workload, share in self.draft_share.items():
@@ -95,6 +99,19 @@ class LaneProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def cost_model(self) -> CostModel:
         return CostModel(self.step_time, self.draft_cost or FREE_DRAFTS)
+
+    def cost_model_by_batch(self, *, is_learned: bool) -> CostModel:
+        """Where k changes with the batch and may be 0.
+
+        A learned draft has one pass in every step, drafts or not, for its own KV cache; so that pass decides
+        nothing and counts to what every step takes.
+        """
+        step, draft = self.step_time, self.draft_cost or FREE_DRAFTS
+        always_s = draft.step_s if is_learned else 0.0
+        return CostModel(
+            LinearStepTime(step.fixed_s + always_s, step.token_s, step.kv_token_s),
+            DraftCost(draft.step_s - always_s, draft.pass_s, draft.pass_sequence_s),
+        )
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -190,6 +207,7 @@ def measured_lane(
     plain: LaneProfile | None = None,
     acceptance: Mapping[str, Rates] | None = None,
     draft_share: Mapping[str, float] | None = None,
+    overhead_s: float = 0.0,
 ) -> LaneProfile:
     """A lane's profile from its measured steps.
 
@@ -229,4 +247,5 @@ def measured_lane(
         dict(acceptance or {}),
         dict(draft_share or {}),
         tuple(points),
+        overhead_s,
     )

@@ -64,26 +64,22 @@ def _with_profile(lane: LaneConfig, folder: Path) -> LaneConfig:
 def step_costs(measured: LaneProfile, speculation: SpeculationConfig) -> StepCosts:
     """What a step costs the lane by what was measured.
 
-    A learned draft has one pass in every step, drafts or not, for its own KV cache; so that pass decides nothing
-    and counts to what every step takes.
-
     Raises:
         ValueError: of a learned draft was not measured what it costs.
     """
     is_learned = speculation.drafts_by in METHODS_WITH_DRAFT
-    draft = measured.draft_cost
-    if is_learned and draft is None:
+    if is_learned and measured.draft_cost is None:
         raise ValueError(
             f"makes no drafts, and {speculation.drafts_by} costs time: name a lane that drafts so (profile.lane)"
         )
-    draft = draft or DraftCost()
-    step = measured.step_time
-    always_s = draft.step_s if is_learned else 0.0
+    model = measured.cost_model_by_batch(is_learned=is_learned)
+    step, draft = model.step_time, model.draft_cost
+    assert isinstance(step, LinearStepTime), "a profile has this form"
     return StepCosts(
-        fixed_s=step.fixed_s + always_s,
+        fixed_s=step.fixed_s,
         token_s=step.token_s,
         kv_token_s=step.kv_token_s,
-        draft_step_s=draft.step_s - always_s,
+        draft_step_s=draft.step_s,
         draft_pass_s=draft.pass_s,
         draft_pass_sequence_s=draft.pass_sequence_s,
     )

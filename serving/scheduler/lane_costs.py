@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from serving.calibration.profile import KIND_OF_WORKLOAD, LaneProfile, Profile, load
-from serving.config import LabConfig, LaneConfig
+from serving.config import CONTEXT_TOKENS, METHODS_WITH_DRAFT, LabConfig, LaneConfig, SpeculationConfig
 from serving.core.errors import ConfigError
 from serving.core.speculation.acceptance import Rates, extended
 from serving.core.speculation.cost_model import CostModel
@@ -20,7 +21,8 @@ class LaneCost:
     """One lane.
 
     Attributes:
-        drafts_by_batch: k by the sequences that decode, index 0 for none; the last holds for all above.
+        drafts_by_batch: k by the sequences that decode, index 0 for none; the last holds for all above. Of a lane
+            that chooses k for each row, what is best for all of them together.
         priors: acceptance by position, of the kinds of text that were measured.
         draft_share: of these kinds, the mean length of drafts over k.
     """
@@ -57,11 +59,28 @@ def lane_costs_of(config: LabConfig) -> dict[str, LaneCost] | None:
     lanes = [lane for lane in config.lanes if lane.unpinned_model is not None]
     try:
         profile = load(Path(settings.profile))
-        for lane in lanes:
-            _check_drafts(lane, profile.lane(lane.name))
-        return lane_costs(profile, [lane.name for lane in lanes])
+        return {lane.name: _of_lane(lane, profile) for lane in lanes}
     except ConfigError as error:
         raise ConfigError(f"scheduler.profile = {settings.profile!r}: {error}") from None
+
+
+def _of_lane(lane: LaneConfig, profile: Profile) -> LaneCost:
+    """A lane whose k changes is expected to do what the lane does that its drafts were measured on, with its own k.
+
+    Raises:
+        ConfigError: the profile lacks it, or has it with drafts of another length.
+    """
+    speculation = lane.speculation
+    if speculation is None or not _is_by_batch(speculation):
+        measured = profile.lane(lane.name)
+        _check_drafts(lane, measured)
+        return _of_profile(measured)
+    use = speculation.profile
+    measured = profile.lane(use.lane if use and use.lane else lane.name)
+    _check_drafts(lane, measured)
+    fixed = _of_profile(measured)
+    cost = measured.cost_model_by_batch(is_learned=speculation.drafts_by in METHODS_WITH_DRAFT)
+    return replace(fixed, cost=cost, drafts_by_batch=_drafts_by_batch(lane, speculation, fixed, cost))
 
 
 def _check_drafts(lane: LaneConfig, profiled: LaneProfile) -> None:
@@ -81,13 +100,24 @@ def _check_drafts(lane: LaneConfig, profiled: LaneProfile) -> None:
         )
 
 
-def lane_costs(profile: Profile, lanes: Iterable[str]) -> dict[str, LaneCost]:
-    """Of each lane, by the profile.
+def _is_by_batch(speculation: SpeculationConfig) -> bool:
+    return speculation.method == "adaptive" or speculation.num_speculative_tokens_per_batch_size is not None
 
-    Raises:
-        ConfigError: a lane is not in the profile; the text names it.
-    """
-    return {name: _of_profile(profile.lane(name)) for name in lanes}
+
+def _drafts_by_batch(
+    lane: LaneConfig, speculation: SpeculationConfig, fixed: LaneCost, cost: CostModel
+) -> tuple[int, ...]:
+    table = speculation.num_speculative_tokens_per_batch_size
+    if not isinstance(table, tuple):
+        # It chooses for each row: what is best for rows of the kinds that were measured.
+        rates = mean_rates(list(fixed.priors.values())) if fixed.priors else (0.0,) * fixed.max_drafts
+        context = speculation.profile.context_tokens if speculation.profile else CONTEXT_TOKENS
+        share = fixed.share(TextKind.OPEN)
+        ranges = cost.batch_table(context, rates, fixed.max_drafts, lane.max_num_seqs, share)
+        table = tuple((each.first, each.last, each.num_drafts) for each in ranges)
+    firsts = [row[0] for row in table]
+    by_batch = [table[bisect(firsts, batch) - 1][2] for batch in range(1, lane.max_num_seqs + 1)]
+    return (by_batch[0], *by_batch)
 
 
 def _of_profile(lane: LaneProfile) -> LaneCost:

@@ -31,6 +31,7 @@ class LaneModel:
         drafts_by_batch: k by the sequences that decode, index 0 for none; one longer than `max_num_seqs`.
         acceptance: of each kind of text, rates by position.
         draft_share: of each kind, the mean length of drafts over k; 1 for kinds beyond its end.
+        overhead_s: of each request, in no step.
         max_step_tokens: positions of one step at most.
         kv_tokens: that fit into the KV cache; None: more than is ever needed.
     """
@@ -43,6 +44,7 @@ class LaneModel:
     kv_tokens: int | None = None
     draft_share: tuple[float, ...] = ()
     drafts_by_kind: tuple[tuple[int, ...], ...] = ()
+    overhead_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:

@@ -1,6 +1,7 @@
 """A lab as it might be: requests through the scheduler's own core onto replicas of any lanes, in virtual time.
 
-Network, gateway and the scheduler's own time are left out; clients neither leave nor set deadlines.
+Network, gateway and the scheduler's own time are what a lane says of a request that is alone, whatever the load;
+clients neither leave nor set deadlines.
 """
 
 from __future__ import annotations
@@ -301,8 +302,9 @@ class PlannedLab:
         number = sequence.number
         arrived_at_s = self._arrived_at_s[number]
         first_at_s = self._first_at_s[number]
-        self._ttft_s[number] = first_at_s - arrived_at_s
-        self._e2e_s[number] = now_s - arrived_at_s
+        overhead_s = self._lanes[self._served_by[number]].overhead_s
+        self._ttft_s[number] = first_at_s - arrived_at_s + overhead_s
+        self._e2e_s[number] = now_s - arrived_at_s + overhead_s
         more = sequence.output_tokens - 1
         self._tpot_s[number] = (now_s - first_at_s) / more if more else 0.0
         first_token_s = first_at_s - self._granted_at_s[number]
@@ -313,15 +315,15 @@ class PlannedLab:
                 ReplicaVerdict.HEALTHY, first_token_s, sequence.output_tokens, num_steps=sequence.num_steps
             ),
         )
-        self._note(number, now_s)
+        self._note(number, now_s + overhead_s)
 
     def _refuse(self, number: int, now_s: float) -> None:
         self._num_refused += 1
         self._note(number, now_s)
 
-    def _note(self, number: int, now_s: float) -> None:
+    def _note(self, number: int, known_at_s: float) -> None:
         if self._users_free_at_s is not None:
-            heapq.heappush(self._users_free_at_s, now_s)
+            heapq.heappush(self._users_free_at_s, known_at_s)
         self._ended[number] = 1
         self._num_ended += 1
         self._watch.ended(self._ttft_s[number], self._tpot_s[number], self._e2e_s[number])

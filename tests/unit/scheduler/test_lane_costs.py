@@ -13,7 +13,7 @@ from serving.calibration.profile import LaneProfile, Profile, save
 from serving.core.errors import ConfigError
 from serving.core.speculation.step_time import DraftCost, LinearStepTime
 from serving.core.speculation.text_kind import TextKind
-from serving.scheduler.lane_costs import lane_costs, lane_costs_of
+from serving.scheduler.lane_costs import lane_costs_of
 
 STEP = LinearStepTime(0.02, 0.002, 0)
 FITTED = Residuals(20, 0.01, 0.02, 0.03, 0)
@@ -53,8 +53,8 @@ def lab(
     return config.load(tmp_path / "lab.yaml")
 
 
-def test_workloads_are_kinds_of_text_and_those_of_one_kind_their_mean() -> None:
-    cost = lane_costs(PROFILE, ["batched", "speculative"])["speculative"]
+def test_workloads_are_kinds_of_text_and_those_of_one_kind_their_mean(tmp_path: Path) -> None:
+    cost = (lane_costs_of(lab(tmp_path)) or {})["speculative"]
     assert cost.priors[TextKind.COPY] == (0.9, 0.8)
     assert cost.priors[TextKind.GROUNDED] == pytest.approx((0.5, 0.3))
     assert set(cost.priors) == {TextKind.COPY, TextKind.GROUNDED}, "what no kind is known of says nothing"
@@ -125,3 +125,79 @@ def test_adaptive_without_a_profile_is_refused() -> None:
     data = {"lanes": [{"name": "b", "strategy": "batched"}], "scheduler": {"placement": "adaptive"}}
     with pytest.raises(ConfigError, match="'adaptive' needs profile"):
         config.from_data(data, "lab.yaml")
+
+
+MAX_NUM_SEQS = 64
+BATCHES = range(1, MAX_NUM_SEQS + 1)
+
+
+def with_drafts(tmp_path: Path, **speculation: object) -> config.LabConfig:
+    save(PROFILE, tmp_path / "profile.json")
+    return config.LabConfig.model_validate(
+        {
+            "lanes": [
+                {"name": "batched", "strategy": "batched"},
+                {
+                    "name": "mine",
+                    "strategy": "speculative",
+                    "max_num_seqs": MAX_NUM_SEQS,
+                    "speculation": {"num_speculative_tokens": 2, **speculation},
+                },
+            ],
+            "scheduler": {"placement": "adaptive", "profile": str(tmp_path / "profile.json")},
+        }
+    )
+
+
+def test_a_lane_with_a_table_is_expected_to_draft_by_it(tmp_path: Path) -> None:
+    profile = {"path": "profile.json", "lane": "speculative"}
+    table = [[1, 2, 2], [4, 4, 1], [5, 1_000_000, 0]]
+    given = with_drafts(
+        tmp_path, method="ngram", profile=profile, num_speculative_tokens_per_batch_size=table
+    )
+    cost = (lane_costs_of(given) or {})["mine"]
+    assert [cost.num_drafts(batch) for batch in range(8)] == [2, 2, 2, 2, 1, 0, 0, 0]
+    assert cost.priors[TextKind.COPY] == (0.9, 0.8), "of the lane that its drafts were measured on"
+    assert cost.cost.decode_step_s(1, 0, 0) == pytest.approx(STEP.step_s(1, 0))
+
+
+def test_a_learned_draft_has_a_pass_where_it_drafts_nothing(tmp_path: Path) -> None:
+    profile = {"path": "profile.json", "lane": "speculative"}
+    table = [[1, 2, 2], [3, 6, 0]]
+    given = with_drafts(
+        tmp_path,
+        method="eagle3",
+        model="auto",
+        profile=profile,
+        num_speculative_tokens_per_batch_size=table,
+    )
+    cost = (lane_costs_of(given) or {})["mine"].cost
+    assert cost.decode_step_s(4, 0, 0) == pytest.approx(STEP.step_s(4, 0) + 0.001)
+    assert cost.decode_step_s(1, 0, 2) == pytest.approx(STEP.step_s(3, 0) + 0.001)
+
+
+def test_a_lane_that_chooses_for_each_row_is_expected_to_draft_what_is_best_for_all(tmp_path: Path) -> None:
+    given = with_drafts(
+        tmp_path,
+        method="adaptive",
+        drafter="ngram",
+        profile={"path": "profile.json", "lane": "speculative", "context_tokens": 0},
+    )
+    cost = (lane_costs_of(given) or {})["mine"]
+    rates = (0.7, 0.55)  # the mean of two kinds
+    expected = [
+        cost.cost.best_num_drafts(batch, 0, rates, 2, cost.share(TextKind.OPEN)) for batch in range(1, 7)
+    ]
+    assert [cost.num_drafts(batch) for batch in range(1, 7)] == expected
+    assert len(set(expected)) > 1, "else nothing is shown"
+
+
+def test_a_table_of_a_lane_that_was_not_measured_names_it(tmp_path: Path) -> None:
+    given = with_drafts(
+        tmp_path,
+        method="ngram",
+        profile={"path": "profile.json", "lane": "none"},
+        num_speculative_tokens_per_batch_size=[[1, 6, 2]],
+    )
+    with pytest.raises(ConfigError, match="lane 'none' is not in the profile"):
+        lane_costs_of(given)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from loadtest.client.traced_lab import Question, Traced, TracedLab
+from loadtest.client.traced_lab import Question, Traced, TracedAnswer, TracedLab
 from serving.core.lane import DRAFTING, Strategy
 from serving.core.speculation.step_time import DraftCost, LinearStepTime
 from serving.tracing.events import Phase, StepEvent
@@ -18,6 +18,8 @@ NUM_DRAFTS = 3
 ACCEPTED = (3, 1, 0, 2)  # of the drafts of each sequence, in turn
 RATES = (0.75, 0.5, 0.25)
 MAX_RUNNING = 16
+BEFORE_S, AFTER_S = 0.012, 0.003  # of each request, outside of its steps
+_REQUESTS, _STEPS = count(), count(1)  # of all that is ever asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +28,20 @@ class MadeUpLab(TracedLab):
 
     def ask(self, questions: Sequence[Question]) -> Traced:
         events: list[StepEvent] = []
-        held = {f"r{number}": 0 for number in range(len(questions))}
+        held = {f"r{next(_REQUESTS)}": 0 for _ in questions}
         made = dict.fromkeys(held, 0)
         turn = dict.fromkeys(held, 0)
-        now_ns = 0
+        now_ns = round(1e9 * BEFORE_S)
         (lane,) = {each.lane for each in questions}
         drafts = NUM_DRAFTS if lane in DRAFTING else 0
-        for step in count(1):
+        for step in _STEPS:
             going = {
                 name: each
                 for name, each in zip(held, questions, strict=True)
                 if made[name] < each.output_tokens
             }
             if not going:
-                return Traced((), tuple(events))
+                return Traced(tuple(_answer(name, events) for name in held), tuple(events))
             sizes = {name: 1 + drafts if held[name] else _prompt_tokens(each) for name, each in going.items()}
             decoding = sum(bool(held[name]) for name in going)
             step_s = STEP_TIME.step_s(sum(sizes.values()), sum(held[name] for name in going))
@@ -69,6 +71,11 @@ class MadeUpLab(TracedLab):
                 made[name] += emitted
             now_ns = ended_ns
         raise AssertionError("count() does not end")
+
+
+def _answer(name: str, events: Sequence[StepEvent]) -> TracedAnswer:
+    own = tuple(event for event in events if event.request_id == name)
+    return TracedAnswer(0, own[-1].ended_ns + round(1e9 * AFTER_S), {}, own)
 
 
 def _prompt_tokens(question: Question) -> int:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,9 +12,18 @@ from loadtest.calibrate.design import drafted_cells, plain_cells
 from loadtest.calibrate.measure import Calibration, calibrate, default_lanes
 from loadtest.calibrate.picture import draw
 from loadtest.calibrate.tables import print_calibration
-from loadtest.client.traced_lab import TracedLabError
+from loadtest.client.traced_lab import Question, Traced, TracedLabError
 from serving.calibration import profile as profiles
-from tests.unit.loadtest.calibrate.made_up_lab import DRAFT_COST, NUM_DRAFTS, RATES, STEP_TIME, made_up_lab
+from tests.unit.loadtest.calibrate.made_up_lab import (
+    AFTER_S,
+    BEFORE_S,
+    DRAFT_COST,
+    NUM_DRAFTS,
+    RATES,
+    STEP_TIME,
+    MadeUpLab,
+    made_up_lab,
+)
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 
@@ -31,6 +42,39 @@ def test_step_time_is_found_again(made: Calibration) -> None:
     assert lane.step_time.token_s == pytest.approx(STEP_TIME.token_s, rel=0.01)
     assert lane.step_time.kv_token_s == pytest.approx(STEP_TIME.kv_token_s, rel=0.01)
     assert lane.residuals.median_share < 0.001
+
+
+def test_the_time_outside_of_steps_is_that_of_requests_that_are_alone(made: Calibration) -> None:
+    for lane in made.profile.lanes:
+        assert lane.overhead_s == pytest.approx(BEFORE_S + AFTER_S)
+
+
+@dataclass(frozen=True, slots=True)
+class _SlowerAtFirst(MadeUpLab):
+    """Half as fast while the first lane is measured for the first time."""
+
+    asked: list[int]
+
+    def ask(self, questions: Sequence[Question]) -> Traced:
+        traced = MadeUpLab.ask(self, questions)
+        self.asked.append(len(questions))
+        if len(self.asked) > len(plain_cells("batched", 16, 2048)):
+            return traced
+        return Traced(
+            traced.answers,
+            tuple(
+                replace(step, ended_ns=2 * step.ended_ns - step.started_ns, started_ns=step.started_ns)
+                for step in traced.steps
+            ),
+        )
+
+
+def test_each_lane_is_measured_again_after_the_others() -> None:
+    lab = made_up_lab()
+    slow = _SlowerAtFirst(lab.base_url, lab.description, lab.lanes, [])
+    lane = calibrate(slow, ["batched", "speculative"], NOW, lambda _: None).profile.lane("batched")
+    seconds = {round(point.seconds, 6) for point in lane.points if (point.tokens, point.kv_tokens) == (1, 32)}
+    assert seconds == {round(times * STEP_TIME.step_s(1, 32), 6) for times in (1, 2)}
 
 
 def test_what_drafts_cost_and_how_many_are_accepted_is_found_again(made: Calibration) -> None:

@@ -87,7 +87,7 @@ def test_lanes_of_the_study_are_those_of_its_lab() -> None:
     config = yaml.safe_load((ROOT / "deploy/study-adaptive.yaml").read_text())
     assert config["scheduler"]["placement"] == "adaptive"
     unpinned = {lane["name"]: lane.get("takes_unpinned", True) for lane in config["lanes"]}
-    assert unpinned == {"batched": True, "speculative": True, "table": False, "adaptive": False}
+    assert unpinned == {"batched": True, "speculative": False, "table": True, "adaptive": False}
     assert set(unpinned) == set(LANES.values()) - {LANES[PLACEMENT]}
 
 
