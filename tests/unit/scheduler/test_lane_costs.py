@@ -185,10 +185,8 @@ def test_a_lane_that_chooses_for_each_row_is_expected_to_draft_what_is_best_for_
     )
     cost = (lane_costs_of(given) or {})["mine"]
     rates = (0.7, 0.55)  # the mean of two kinds
-    expected = [
-        cost.cost.best_num_drafts(batch, 0, rates, 2, cost.share(TextKind.OPEN)) for batch in range(1, 7)
-    ]
-    assert [cost.num_drafts(batch) for batch in range(1, 7)] == expected
+    expected = [cost.cost.best_num_drafts(batch, 0, rates, 2, cost.share(TextKind.OPEN)) for batch in BATCHES]
+    assert [cost.num_drafts(batch) for batch in BATCHES] == expected
     assert len(set(expected)) > 1, "else nothing is shown"
 
 
