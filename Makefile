@@ -80,7 +80,7 @@ bench-overhead: install ## What the gateway costs on top of a real engine; ARGS=
 	@$(BIN)/tandem prepare
 	@$(BIN)/python -m serving.benchmarks.overhead $(ARGS)
 
-validate-simulate: install ## How far `tandem simulate` is off on the running lab: calibrate, measure, simulate that; 12 minutes; ARGS="--lanes batched"
+validate-simulate: install ## How far `tandem simulate` is off on the running lab: calibrate, measure, simulate that; 15 minutes; ARGS="--lanes batched"
 	@$(BIN)/python -m loadtest.simulate.validate $(ARGS)
 
 study-policies: install ## Compare the order policies in simulated time; ARGS="--seed 2"

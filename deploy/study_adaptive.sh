@@ -6,14 +6,20 @@ cd "$(dirname "$0")/.."
 
 TANDEM=.venv/bin/tandem
 PROFILE=.tandem/study-adaptive.profile.json
-trap '"$TANDEM" down >&2' EXIT
+
+# From here on the lab is ours to stop; a lab that runs already is refused, and stays.
+up() {
+    "$TANDEM" up --config "$1" --detach
+    trap '"$TANDEM" down >&2' EXIT
+}
 
 if [ ! -f "$PROFILE" ]; then
     printf 'measuring what the lanes cost (a few minutes, once)\n' >&2
     mkdir -p .tandem
-    "$TANDEM" up --config deploy/eagle3.yaml --detach
+    up deploy/eagle3.yaml
     "$TANDEM" calibrate --lanes batched,speculative --out "$PROFILE"
     "$TANDEM" down
+    trap - EXIT
 fi
-"$TANDEM" up --config deploy/study-adaptive.yaml --detach
+up deploy/study-adaptive.yaml
 .venv/bin/python -m loadtest.study.on_a_lab --profile "$PROFILE" "$@"

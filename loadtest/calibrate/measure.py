@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import count
 from statistics import fmean, median
 from typing import Any
 
 from loadtest.calibrate.design import PASSES, Cell, drafted_cells, plain_cells
 from loadtest.client.lane_models import lane_models, lanes_of_own_model
 from loadtest.client.traced_lab import Question, TracedAnswer, TracedLab, TracedLabError
-from loadtest.lesson.envelope import num_drafts_of
+from loadtest.lesson.envelope import chooses_drafts, drafts_by, num_drafts_of
 from loadtest.lesson.measure import NS_PER_S, busy_s, chat_of, engine_steps
 from loadtest.offer.prompts import Slot, chat, copy, story
 from loadtest.offer.request_body import Message
 from serving import machine, run_directory
 from serving.calibration.fit import StepPoint
 from serving.calibration.profile import FORMAT, LaneProfile, Profile, measured_lane
+from serving.config import METHODS_WITH_DRAFT
 from serving.core.lane import DRAFTING, Strategy
 from serving.core.speculation.cost_model import Outlook
 from serving.progress import Say
 from serving.tracing.events import Phase, StepEvent
 from serving.tracing.step_points import draft_outcome, draft_share, step_points
 
-MAX_STEP_TOKENS = 2048  # vLLM's own default where the lane does not say
+MAX_STEP_TOKENS = 2048  # where the replica does not say
 PROMPTS: dict[str, Callable[[Slot], tuple[Message, ...]]] = {"copy": copy, "story": story, "chat": chat}
 
 
@@ -88,11 +90,17 @@ def calibrate(lab: TracedLab, lanes: Sequence[str], now: datetime, say: Say) -> 
         )
     in_order = sorted(lanes, key=lambda name: configs[name]["strategy"] in DRAFTING)
     cells = [cell for name in in_order for cell in _cells(lab, configs[name])]
+    fresh = {name: count() for name in in_order}  # numbers of prompts: none is asked twice
     by_cell = {cell: MeasuredCell(cell) for cell in cells}
     for number in range(PASSES):
+        lane = None
         for cell in cells:
             if number < cell.passes:
-                by_cell[cell] = by_cell[cell].and_also(_measure(lab, cell, number, say))
+                if cell.lane != lane:
+                    # An engine that has had nothing to do is slower at first.
+                    lane = cell.lane
+                    lab.ask(_questions(replace(cell, batch=1), fresh[lane]))
+                by_cell[cell] = by_cell[cell].and_also(_measure(lab, cell, number, fresh[cell.lane], say))
     made: list[LaneProfile] = []
     compared: list[Compared] = []
     for name in in_order:
@@ -100,7 +108,8 @@ def calibrate(lab: TracedLab, lanes: Sequence[str], now: datetime, say: Say) -> 
         measured = [each for cell, each in by_cell.items() if cell.lane == name]
         plain = next((lane for lane in made if not lane.num_drafts), None)
         try:
-            profile = _lane_profile(configs[name], measured, num_drafts, plain)
+            (replica,) = lab.replicas(name)
+            profile = _lane_profile(configs[name], replica, measured, num_drafts, plain)
         except ValueError as error:
             raise TracedLabError(f"lane {name}: {error}") from None
         made.append(profile)
@@ -118,6 +127,20 @@ def _check(lab: TracedLab, configs: dict[str, Any], name: str) -> None:
         raise TracedLabError(
             f"lane {name!r} has {found} replicas; calibration needs 1, whose steps are all of the lane's"
         )
+    if why := _why_not(configs[name]):
+        raise TracedLabError(f"lane {name!r} {why}")
+
+
+def _why_not(config: dict[str, Any]) -> str:
+    """Why acceptance at one k cannot be measured on it; empty where it can."""
+    if chooses_drafts(config):
+        return (
+            "chooses how many tokens it drafts: calibrate a lane that always drafts as many, and name that one in "
+            "speculation.profile.lane"
+        )
+    if drafts_by(config) == "oracle":
+        return "drafts with the acceptance that its config asks for: there is nothing to measure"
+    return ""
 
 
 def _cells(lab: TracedLab, config: dict[str, Any]) -> list[Cell]:
@@ -127,14 +150,14 @@ def _cells(lab: TracedLab, config: dict[str, Any]) -> list[Cell]:
     return plain_cells(name, running, lab.max_model_len)
 
 
-def _measure(lab: TracedLab, cell: Cell, number: int, say: Say) -> MeasuredCell:
+def _measure(lab: TracedLab, cell: Cell, number: int, fresh: Iterator[int], say: Say) -> MeasuredCell:
     """The cell in a pass."""
     say(f"{cell.label} ({number + 1} of {cell.passes})")
     steps: list[StepEvent] = []
     points: list[StepPoint] = []
     overheads_s: list[float] = []
-    for repeat in range(number * cell.repeats, (number + 1) * cell.repeats):
-        traced = lab.ask(_questions(cell, repeat))
+    for _ in range(cell.repeats):
+        traced = lab.ask(_questions(cell, fresh))
         points += step_points(traced.steps)
         steps += traced.steps
         if cell.batch == 1:
@@ -148,11 +171,11 @@ def _outside_steps_s(answer: TracedAnswer) -> float:
     return (first.started_ns - answer.sent_ns + answer.ended_ns - last.ended_ns) / NS_PER_S
 
 
-def _questions(cell: Cell, repeat: int) -> list[Question]:
+def _questions(cell: Cell, fresh: Iterator[int]) -> list[Question]:
     return [
         # As users ask: what streaming takes of the cores is in the steps then.
-        Question(cell.lane, _body(cell, repeat * cell.batch + place), cell.output_tokens, is_streamed=True)
-        for place in range(cell.batch)
+        Question(cell.lane, _body(cell, next(fresh)), cell.output_tokens, is_streamed=True)
+        for _ in range(cell.batch)
     ]
 
 
@@ -163,7 +186,11 @@ def _body(cell: Cell, number: int) -> dict[str, Any]:
 
 
 def _lane_profile(
-    config: dict[str, Any], measured: Sequence[MeasuredCell], num_drafts: int, plain: LaneProfile | None
+    config: dict[str, Any],
+    replica: dict[str, Any],
+    measured: Sequence[MeasuredCell],
+    num_drafts: int,
+    plain: LaneProfile | None,
 ) -> LaneProfile:
     by_workload: dict[str, list[StepEvent]] = {}
     for each in measured:
@@ -175,16 +202,17 @@ def _lane_profile(
             outcome = draft_outcome(steps, num_drafts)
             rates[workload] = outcome.rates
             shares[workload] = draft_share(steps, num_drafts) or 0.0
-    given = {str(key).replace("_", "-"): value for key, value in (config.get("engine_args") or {}).items()}
     return measured_lane(
         config["name"],
         [point for each in measured for point in each.points],
         max_num_seqs=config["max_num_seqs"],
-        max_step_tokens=int(given.get("max-num-batched-tokens", MAX_STEP_TOKENS)),
+        max_step_tokens=replica.get("max_step_tokens") or MAX_STEP_TOKENS,
+        kv_tokens=replica.get("kv_tokens"),
         num_drafts=num_drafts,
         plain=plain,
         acceptance=rates,
         draft_share=shares,
+        is_learned=drafts_by(config) in METHODS_WITH_DRAFT,
         overhead_s=median([overhead_s for each in measured for overhead_s in each.overheads_s]),
     )
 
@@ -222,7 +250,7 @@ def _mean_context(steps: Sequence[StepEvent], whole: Sequence[Sequence[StepEvent
 
 
 def default_lanes(lab: TracedLab) -> list[str]:
-    """Lanes of the lab's model with one replica that batch, with drafts or without."""
+    """Lanes of the lab's model with one replica that batch, without drafts or with always as many."""
     own = lanes_of_own_model(lab.description["config"])
     return [
         str(config["name"])
@@ -230,4 +258,5 @@ def default_lanes(lab: TracedLab) -> list[str]:
         if config["strategy"] in {Strategy.BATCHED, *DRAFTING}
         and len(lab.replicas(config["name"])) == 1
         and config["name"] in own
+        and not _why_not(config)
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import Any
 
@@ -18,6 +18,7 @@ from loadtest.lesson.measure import BATCHES, NS_PER_S, LeftOutError, chat_of, ne
 from loadtest.offer.prompts import Slot, copy, story
 from loadtest.offer.request_body import Message
 from serving.calibration.fit import fit_draft_cost, fit_linear
+from serving.config import METHODS_WITH_DRAFT
 from serving.core.lane import Strategy
 from serving.core.speculation.acceptance import Rates
 from serving.core.speculation.cost_model import CostModel
@@ -171,6 +172,7 @@ class _Choice:
     lane: str | None
     num_drafts: int
     is_fixed: bool
+    is_learned: bool = False
 
 
 @dataclass(slots=True)
@@ -235,11 +237,23 @@ def num_drafts_of(lane: Mapping[str, Any]) -> int:
     return int(drafts.get("num_speculative_tokens") or 0)
 
 
+def drafts_by(lane: Mapping[str, Any]) -> str:
+    """The method that makes the drafts of the lane of that config; empty where it has none."""
+    speculation = lane.get("speculation") or {}
+    return str(speculation.get("drafter" if speculation.get("method") == "adaptive" else "method", ""))
+
+
 def _choices(lab: TracedLab) -> list[_Choice]:
     config = lab.description["config"]
     own = lanes_of_own_model(config)
     found = [
-        _Choice(curve_name(lane), lane["name"], num_drafts_of(lane), not chooses_drafts(lane))
+        _Choice(
+            curve_name(lane),
+            lane["name"],
+            num_drafts_of(lane),
+            not chooses_drafts(lane),
+            drafts_by(lane) in METHODS_WITH_DRAFT,
+        )
         for lane in config["lanes"]
         if lane["name"] in own and lane["strategy"] != Strategy.SEQUENTIAL and lab.replicas(lane["name"])
     ]
@@ -318,6 +332,7 @@ def _reckon(
     model = _cost_model(
         [event for text in TEXTS for event in seen[plain.name, text].steps],
         [event for text in TEXTS for event in seen[drafting.name, text].steps],
+        is_learned=drafting.is_learned,
     )
     points, errors = {}, []
     for text in TEXTS:
@@ -338,10 +353,11 @@ def _reckon(
     return Reckoned(points, median(errors), max(errors))
 
 
-def _cost_model(plain: Sequence[StepEvent], drafted: Sequence[StepEvent]) -> CostModel:
+def _cost_model(plain: Sequence[StepEvent], drafted: Sequence[StepEvent], *, is_learned: bool) -> CostModel:
     """Of steps without prompts, which cost another time for each position."""
     step_time = fit_linear(step_points(plain, Phase.DECODE)).form
-    return CostModel(step_time, fit_draft_cost(step_points(drafted, Phase.DECODE), step_time).form)
+    draft_cost = fit_draft_cost(step_points(drafted, Phase.DECODE), step_time).form
+    return CostModel(step_time, replace(draft_cost, least_passes=int(is_learned)))
 
 
 def _acceptance(steps: Sequence[StepEvent], num_drafts: int) -> tuple[Rates, float]:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from statistics import median
 
 from loadtest.analysis.summary import Crossing, Crossover, StageSummary, Summary, Verdict
 from loadtest.client.lane_models import alike
@@ -24,6 +25,7 @@ ADVICE = (
 
 
 CONCURRENCY = "concurrency "
+DISTURBED_RATIO = 1.5  # of tokens/s; runs with nothing beside them had 1.1 to 1.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,19 @@ def findings(summary: Summary) -> tuple[str, ...]:
     else:
         parts = [*_objective(usable, summary.slo), *_throughputs(usable, summary)]
     parts += [_speculation(each) for each in summary.crossovers if each.speed_ups]
-    return (*parts, *power(summary.crossovers), *_alike(summary), _failures(summary))
+    return (*parts, *power(summary.crossovers), *_alike(summary), *_disturbed(usable), _failures(summary))
+
+
+def _disturbed(stages: Sequence[StageSummary]) -> Iterator[str]:
+    """Whether the machine was another one from repeat to repeat."""
+    known = [[rate for rate in stage.repeat_tokens_per_s if rate] for stage in stages]
+    ratios = [max(rates) / min(rates) for rates in known if len(rates) > 1]
+    if ratios and (middle := median(ratios)) > DISTURBED_RATIO:
+        yield (
+            f"The machine was not the same throughout: one repeat of a stage gave {middle:.1f} times the tokens/s "
+            f"of another of the same stage (median of {count(len(ratios), 'stage')}). Other work used it, or it is "
+            "shared. Run again with nothing else on it before you believe a comparison."
+        )
 
 
 def crossing_text(crossing: Crossing, unit: str = "users") -> str:

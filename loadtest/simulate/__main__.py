@@ -231,7 +231,12 @@ def _against(
         profile = profiles.load(profile_file)
         left_out: list[str] = []
         compared = compare_with_run(
-            run_dir, profile, _scheduler(config_file), say, seed=seed, left_out=left_out.append
+            run_dir,
+            profile,
+            config.load(config_file).scheduler if config_file else None,
+            say,
+            seed=seed,
+            left_out=left_out.append,
         )
         figures = {
             "run": str(run_dir),

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from loadtest.analysis.stage_summary import Repeat, make_repeat
-from loadtest.client.record import RequestRecord, read_records
+from loadtest.client.record import RequestRecord, faults_in_words, read_records
 from loadtest.offer.load import ClosedLoop
-from loadtest.run.directory import REQUESTS_FILE, RUN_FILE, read_run
+from loadtest.run.directory import REQUESTS_FILE, RUN_FILE, RunFile, read_run
 from loadtest.simulate.lanes import TextMix, candidates
 from loadtest.simulate.offered import mean_lengths
 from loadtest.simulate.verdict import percentile
@@ -30,10 +32,12 @@ FIGURES = ("ttft_p50_s", "ttft_p95_s", "tpot_p50_s", "output_tokens_per_s")
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A stage's figures, by the names of `FIGURES`.
+    """A stage's figures, by the names of `FIGURES`; of all its repeats together, tokens/s their mean.
 
     Attributes:
         num_left_out: requests that did not complete; they are in neither.
+        spread: by how much repeats of the same stage differed, the largest less the smallest over the mean: no
+            simulation can be held to less. Empty where it ran once.
     """
 
     lane: str
@@ -43,6 +47,7 @@ class Compared:
     num_left_out: int
     measured: dict[str, float]
     simulated: dict[str, float]
+    spread: dict[str, float] = field(default_factory=dict)
 
     def error(self, figure: str) -> float | None:
         """Of the simulation: a share of what was measured; below 0 where it is too low.
@@ -86,32 +91,33 @@ def capacities(compared: Sequence[Compared]) -> list[Capacity]:
 def compare_with_run(
     directory: Path,
     profile: Profile,
-    scheduler: SchedulerConfig,
+    scheduler: SchedulerConfig | None,
     say: Say,
     *,
     seed: int,
     left_out: Say = lambda text: None,
 ) -> list[Compared]:
-    """Every stage of a lane that the profile has: its requests at the instants at which they were due.
+    """Every stage of a lane that the profile has, its repeats as one: its requests when they were due.
 
     Users of a closed loop begin when they did, and send the next request once the one before has ended. Their think
     time is not simulated; a stage that has one is left out. What a stage sent before and after what counts is
     simulated too, for the load that it is.
 
     Args:
+        scheduler: its bounds; None: those of the lab that was measured.
         left_out: told of each stage that is not simulated, and why.
 
     Raises:
         ValueError: the run cannot be read, or has no such stage.
-        ConfigError: the profile lacks acceptance on a stage's workload.
     """
     run = read_run(directory)
+    scheduler = scheduler or _scheduler_of(directory, run)
     by_stage: dict[str, list[RequestRecord]] = {}
     for record in read_records(directory / REQUESTS_FILE):
         by_stage.setdefault(record.label.stage, []).append(record)
     replicas = Counter(_lane_of(directory, replica) for replica in run.run.replicas)
-    known = {lane.lane for lane in profile.lanes}
-    compared = []
+    known = {lane.lane: lane for lane in profile.lanes}
+    usable: dict[str, list[Repeat]] = {}
     for stage in run.stages:
         measured = make_repeat(stage, by_stage.get(stage.plan.key, []))
         load = stage.plan.load
@@ -120,22 +126,66 @@ def compare_with_run(
             left_out(f"{stage.plan.key}: its users think, which is not simulated")
         elif stage.plan.lane not in known:
             left_out(f"{stage.plan.key}: lane {stage.plan.lane!r} is not in the profile")
+        elif (lane := known[stage.plan.lane]).num_drafts and stage.plan.workload not in lane.acceptance:
+            left_out(
+                f"{stage.plan.key}: the profile lacks acceptance on {stage.plan.workload!r}; it has "
+                f"{', '.join(lane.acceptance)}"
+            )
         elif num_usable < MIN_REQUESTS:
             left_out(f"{stage.plan.key}: {num_usable} of its requests completed, of {MIN_REQUESTS} at least")
         else:
-            say(f"simulating {stage.plan.key}")
-            num_replicas = max(1, replicas[stage.plan.lane])
-            compared.append(_compared(profile, measured, num_replicas, scheduler, seed))
-    if not compared:
+            usable.setdefault(stage.plan.group, []).append(measured)
+    if not usable:
         raise ValueError(
             f"{directory}: no stage of {', '.join(sorted(known))} with {MIN_REQUESTS} completed requests or more"
+        )
+    compared = []
+    for group, repeats in usable.items():
+        say(f"simulating {group}")
+        plan = repeats[0].stage.plan
+        num_replicas = max(1, replicas[plan.lane])
+        simulated = [_simulated(profile, repeat, num_replicas, scheduler, seed) for repeat in repeats]
+        served = sum(map(_is_served, (record for repeat in simulated for record in repeat.records)))
+        if served < MIN_REQUESTS:
+            left_out(
+                f"{group}: in the simulation {served} of its requests were served; the scheduler refused the rest"
+            )
+            continue
+        num_counted = sum(len(repeat.records) for repeat in repeats)
+        num_served = sum(map(_is_served, (record for repeat in repeats for record in repeat.records)))
+        compared.append(
+            Compared(
+                plan.lane,
+                plan.workload,
+                plan.load.label,
+                num_served,
+                num_counted - num_served,
+                _figures(repeats),
+                _figures(simulated),
+                _spread([_figures([repeat]) for repeat in repeats]),
+            )
+        )
+    if not compared:
+        raise ValueError(
+            f"{directory}: in the simulation the scheduler refused nearly all; --config says its bounds"
         )
     return compared
 
 
-def _compared(
+def _spread(by_repeat: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    if len(by_repeat) < 2:
+        return {}
+    spread = {}
+    for figure in FIGURES:
+        values = [each[figure] for each in by_repeat]
+        spread[figure] = (max(values) - min(values)) / fmean(values) if any(values) else 0.0
+    return spread
+
+
+def _simulated(
     profile: Profile, measured: Repeat, replicas: int, scheduler: SchedulerConfig, seed: int
-) -> Compared:
+) -> Repeat:
+    """The repeat as it would have been measured."""
     plan = measured.stage.plan
     ran = sorted(filter(_ran, measured.everything), key=lambda record: record.scheduled_at_s)
     counted = [record for record in measured.records if _is_served(record)]
@@ -144,16 +194,7 @@ def _compared(
     candidate = candidates(profile, (plan.lane,), TextMix((plan.workload,), (1.0,)), lengths)[0]
     num_users = plan.load.users if isinstance(plan.load, ClosedLoop) else None
     run = PlannedLab(scheduler, [(candidate.model, replicas)], offered, num_users=num_users, seed=seed).run()
-    simulated = make_repeat(measured.stage, _as_records(ran, run))
-    return Compared(
-        plan.lane,
-        plan.workload,
-        plan.load.label,
-        len(counted),
-        len(measured.records) - len(counted),
-        _figures(measured),
-        _figures(simulated),
-    )
+    return make_repeat(measured.stage, _as_records(ran, run))
 
 
 def _offered(record: RequestRecord, prompt_tokens: int, output_tokens: int) -> Offered:
@@ -186,6 +227,13 @@ def _as_records(ran: Sequence[RequestRecord], run: PlannedRun) -> list[RequestRe
     return records
 
 
+def _scheduler_of(directory: Path, run: RunFile) -> SchedulerConfig:
+    try:
+        return SchedulerConfig.model_validate(run.run.config.get("scheduler") or {}, strict=False)
+    except ValidationError as error:
+        raise ValueError(f"{directory / RUN_FILE}: config.scheduler: {faults_in_words(error)}") from None
+
+
 def _lane_of(directory: Path, replica: Mapping[str, Any]) -> str:
     if "lane" not in replica:
         raise ValueError(f"{directory / RUN_FILE}: a replica has no lane: {dict(replica)!s:.200}")
@@ -201,14 +249,14 @@ def _ran(record: RequestRecord) -> bool:
     return _is_served(record) or record.outcome is Outcome.CANCELLED
 
 
-def _figures(repeat: Repeat) -> dict[str, float]:
-    """As the load lab has them: of the requests that count, and tokens/s of the stage's steady part."""
-    timelines = [record.timeline for record in repeat.records if _is_served(record)]
+def _figures(repeats: Sequence[Repeat]) -> dict[str, float]:
+    """As the load lab has them: of the requests that count, and tokens/s of the steady parts."""
+    timelines = [record.timeline for repeat in repeats for record in repeat.records if _is_served(record)]
     ttft_s, tpot_s = np.array(ttfts_s(timelines)), np.array(tpots_s(timelines) or [0.0])
     values = (
         percentile(ttft_s, 0.5),
         percentile(ttft_s, 0.95),
         percentile(tpot_s, 0.5),
-        repeat.tokens_per_s or 0.0,
+        fmean(repeat.tokens_per_s or 0.0 for repeat in repeats),
     )
     return dict(zip(FIGURES, values, strict=True))

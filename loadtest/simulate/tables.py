@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -118,17 +119,19 @@ def print_compared(console: Console, compared: Sequence[Compared]) -> None:
             cells += [" / ".join(pair), _signed(stage.error(figure))]
         made.add_row(stage.lane, stage.workload, stage.load, f"{stage.num_requests:,}", *cells)
     console.print(made)
+    spreads = {figure: [each.spread[figure] for each in compared if each.spread] for figure in FIGURES}
     for figure, name in zip(FIGURES, ("TTFT p50", "TTFT p95", "TPOT p50", "tokens/s"), strict=True):
         errors = sorted(abs(error) for stage in compared if (error := stage.error(figure)) is not None)
         if not errors:
             continue
         within = sum(error <= GOOD_ERROR for error in errors)
-        console.print(
-            Text(
-                f"{name}: error {share(errors[len(errors) // 2])} in the median stage, {share(errors[-1])} in the "
-                f"worst; within {100 * GOOD_ERROR:.0f}% in {within} of {len(errors)}"
-            )
+        text = (
+            f"{name}: error {share(errors[len(errors) // 2])} in the median stage, {share(errors[-1])} in the "
+            f"worst; within {100 * GOOD_ERROR:.0f}% in {within} of {len(errors)}"
         )
+        if spreads[figure]:
+            text += f"; measured repeats of a stage differ by {share(median(spreads[figure]))} in the median stage"
+        console.print(Text(text))
 
     most = [abs(each.error) for each in capacities(compared)]
     console.print(

@@ -58,6 +58,7 @@ def validate(
     lanes: str,
     users: str,
     workloads: str,
+    repeats: int,
     limit_s: float,
     call: Call,
     clock: Callable[[], float] = time.monotonic,
@@ -78,18 +79,18 @@ def validate(
     if code := _step(call, asked, CALIBRATION_SHARE * limit_s):
         return code
     names = [lane.lane for lane in profiles.load(profile).lanes]
-    num_stages = len(names) * len(users.split(",")) * len(workloads.split(","))
+    num_stages = len(names) * len(users.split(",")) * len(workloads.split(",")) * repeats
     left_s = ends_at_s - clock() - REPORT_S
     stage_s = left_s / num_stages - BETWEEN_STAGES_S
     if stage_s < SHORTEST_STAGE_S:
         raise click.ClickException(
             f"{num_stages} stages have {stage_s:.0f} s each, less than {SHORTEST_STAGE_S:g} s: give it more time "
-            "(--limit-s), or fewer --lanes, --users or --workloads"
+            "(--limit-s), or fewer --repeats, --lanes, --users or --workloads"
         )
     run = directory / "bench"
     asked = ["bench", "--lanes", ",".join(names), "--concurrency", users, "--workloads", workloads]
     options = ["--out", str(run), "--max-stage-s", f"{stage_s:.0f}", "--no-ceiling", *where]
-    measured = _step(call, [*asked, *options], left_s + REPORT_S)
+    measured = _step(call, [*asked, "--repeats", str(repeats), *options], left_s + REPORT_S)
     if measured not in (ExitCode.OK, ExitCode.FAILED, ExitCode.INVALID):
         return measured
     # A stage that was cut, or figures that may not be used, make bench fail; the table is then worth a look still.
@@ -117,15 +118,28 @@ def _step(call: Call, arguments: Sequence[str], limit_s: float) -> int:
 @click.option("--users", default="1,4,8,16", show_default=True, help="Users at once, with commas.")
 @click.option("--workloads", default="copy,story", show_default=True, help="Of those that are calibrated.")
 @click.option(
-    "--limit-s", type=click.FloatRange(60, 86_400), default=720.0, show_default=True, help="For all of it."
+    "--repeats",
+    type=click.IntRange(1, 20),
+    default=3,
+    show_default=True,
+    help="Of each stage, all of them before any again: a shared machine is faster now than then.",
+)
+@click.option(
+    "--limit-s", type=click.FloatRange(60, 86_400), default=1500.0, show_default=True, help="For all of it."
 )
 @runs_dir_option
 def main(
-    base_url: str | None, lanes: str, users: str, workloads: str, limit_s: float, runs_dir: Path
+    base_url: str | None,
+    lanes: str,
+    users: str,
+    workloads: str,
+    repeats: int,
+    limit_s: float,
+    runs_dir: Path,
 ) -> None:
     directory = create_run_dir(runs_dir, NAME, datetime.now(UTC))
     where = ["--base-url", base_url] if base_url else []
-    sys.exit(validate(directory, runs_dir, where, lanes, users, workloads, limit_s, call_verb))
+    sys.exit(validate(directory, runs_dir, where, lanes, users, workloads, repeats, limit_s, call_verb))
 
 
 if __name__ == "__main__":

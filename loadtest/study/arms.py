@@ -14,6 +14,6 @@ ARMS = {
     SPECULATIVE: "every request with k drafts a step",
     TABLE: "k by the sequences that run, the same for all of them",
     PLUG_IN: "k for each sequence, by what its own drafts gave and by how many run",
-    PLACEMENT: "lanes with and without drafts; the scheduler chooses for each request",
+    PLACEMENT: "a lane without drafts and one with a table; the scheduler chooses for each request",
 }
 FIXED = (BATCHED, SPECULATIVE)

@@ -92,7 +92,7 @@ def drafts_of_kinds(lane: LaneProfile, context_tokens: float) -> tuple[Drafts, .
         longest, rates, draft_share = _of_mean_row(lane, drafts)
         step_s = lane.cost_model.step_time.step_s(batch * (1 + longest * draft_share), batch * context_tokens)
         # A pass holds those rows only whose drafts are that long.
-        rows = batch * fmean(drafts) / longest if longest else 0.0
+        rows = batch * fmean(drafts) / longest if longest else batch
         step_s += lane.cost_model.draft_cost.draft_s(longest, rows)
         return batch * tokens_per_step(rates) / step_s
 

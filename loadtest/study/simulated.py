@@ -140,7 +140,7 @@ def setting(hardware: Hardware, objective: Objective) -> Setting:
         hardware,
         objective,
         {arm: [(model, count)] for arm, model in models.items()}
-        | {PLACEMENT: [(models[BATCHED], each), (models[SPECULATIVE], each)]},
+        | {PLACEMENT: [(models[BATCHED], each), (models[TABLE], each)]},
         count * per_replica_rps,
     )
 

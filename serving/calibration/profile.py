@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from serving.calibration.fit import Residuals, StepPoint, fit_draft_cost, fit_linear, fit_roofline
 from serving.core.errors import ConfigError, TandemError
@@ -100,18 +102,10 @@ class LaneProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def cost_model(self) -> CostModel:
         return CostModel(self.step_time, self.draft_cost or FREE_DRAFTS)
 
-    def cost_model_by_batch(self, *, is_learned: bool) -> CostModel:
-        """Where k changes with the batch and may be 0.
-
-        A learned draft has one pass in every step, drafts or not, for its own KV cache; so that pass decides
-        nothing and counts to what every step takes.
-        """
-        step, draft = self.step_time, self.draft_cost or FREE_DRAFTS
-        always_s = draft.step_s if is_learned else 0.0
-        return CostModel(
-            LinearStepTime(step.fixed_s + always_s, step.token_s, step.kv_token_s),
-            DraftCost(draft.step_s - always_s, draft.pass_s, draft.pass_sequence_s),
-        )
+    def with_passes_of_learned_drafts(self) -> LaneProfile:
+        """As a learned draft costs: a file that was written before the cost of drafts said so may lack it."""
+        cost = self.draft_cost
+        return self if cost is None else replace(self, draft_cost=dataclasses.replace(cost, least_passes=1))
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -208,6 +202,7 @@ def measured_lane(
     acceptance: Mapping[str, Rates] | None = None,
     draft_share: Mapping[str, float] | None = None,
     overhead_s: float = 0.0,
+    is_learned: bool = False,
 ) -> LaneProfile:
     """A lane's profile from its measured steps.
 
@@ -216,6 +211,7 @@ def measured_lane(
 
     Args:
         plain: of a lane without drafts, of the same model on the same machine; needed by a lane that drafts.
+        is_learned: its drafts come from a model, which has a pass in every step.
 
     Raises:
         ValueError: the steps say too little, or `plain` is missing.
@@ -233,7 +229,8 @@ def measured_lane(
     else:
         drafts = fit_draft_cost(points, plain.step_time)
         step_time, roofline = plain.step_time, plain.roofline
-        residuals, draft_cost = drafts.residuals, drafts.form
+        residuals = drafts.residuals
+        draft_cost = dataclasses.replace(drafts.form, least_passes=int(is_learned))
     return LaneProfile(
         lane,
         max_num_seqs,

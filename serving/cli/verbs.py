@@ -29,7 +29,7 @@ def tandem() -> None:
       tandem status            lanes and replicas
       tandem bench             measure them; ends with a table and a report
       tandem sweep --slo ...   which lane serves most within an objective
-      tandem down              stop it; nothing is left behind
+      tandem down              stop it; no process and no port is left
 
     \b
     Exit codes:

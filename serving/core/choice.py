@@ -44,7 +44,10 @@ class LaneScore:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A choice between lanes; `scores` has the best replica of each that could take the request, best first."""
+    """A choice between lanes; `scores` has the best replica of each that could take the request, best first.
+
+    None of a lane that is the only one of its model and of which nothing was measured.
+    """
 
     lane: str
     kind: TextKind
@@ -55,6 +58,7 @@ class Choice:
         """In a line, as a header and a trace show it; scores in tokens/s."""
         by_lane = {each.lane: each.score for each in self.scores}
         others = ",".join(f"{lane}:{score:.1f}" for lane, score in by_lane.items() if lane != self.lane)
-        parts = [f"lane={self.lane}", f"score={by_lane[self.lane]:.1f}"]
+        parts = [f"lane={self.lane}"]
+        parts += [f"score={by_lane[self.lane]:.1f}"] if by_lane else []
         parts += [f"other={others}"] if others else []
         return " ".join([*parts, f"kind={self.kind}", f"why={self.why}"])

@@ -79,6 +79,8 @@ class EngineFacts:
         arguments: options of `vllm serve` that it was started with; none of an engine that has none.
         lacks: what it was found not to do, in sentences.
         tokenizer: tells tokenizers apart, by their files; "" where they are not known.
+        max_step_tokens: positions of one step at most; None where it is not known.
+        kv_tokens: positions that its KV cache holds; None likewise.
     """
 
     name: str
@@ -91,6 +93,8 @@ class EngineFacts:
     arguments: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
     tokenizer: str = ""
+    max_step_tokens: int | None = None
+    kv_tokens: int | None = None
 
 
 def has_model(replica: Mapping[str, Any]) -> bool:

@@ -239,7 +239,7 @@ def _told_of_speculation(lane: LaneConfig, device: str) -> list[str]:
     if speculation.method == "oracle":
         return _told({"rates": speculation.rates, "seed": speculation.seed})
     if speculation.method == "adaptive":
-        keys = {"costs", "probe_steps", "prompt_lookup_min", "prompt_lookup_max"}
+        keys = {"costs", "drafter", "probe_steps", "prompt_lookup_min", "prompt_lookup_max"}
         return _told(speculation.model_dump(include=keys))
     return []
 
@@ -272,6 +272,8 @@ class VllmEngine:
         self._sockets = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
         self._device = device
         self._dtype = dtype
+        self._max_step_tokens: int | None = None  # vLLM says once it has started
+        self._kv_tokens: int | None = None
 
     @property
     def tally(self) -> EngineTally:
@@ -293,6 +295,8 @@ class VllmEngine:
             dtype=self._dtype,
             arguments=tuple(self._arguments),
             tokenizer=model_store.tokenizer_digest(self._checkpoint),
+            max_step_tokens=self._max_step_tokens,
+            kv_tokens=self._kv_tokens,
         )
 
     @property
@@ -322,6 +326,9 @@ class VllmEngine:
         self._llm = CheckingLLM.from_vllm_config(engine_config, stat_loggers=[self._stat_logger()])
         if self._dtype == "auto":
             self._dtype = str(self._llm.model_config.dtype).removeprefix("torch.")
+        started = self._llm.vllm_config
+        self._max_step_tokens = started.scheduler_config.max_num_batched_tokens
+        self._kv_tokens = (started.cache_config.num_gpu_blocks or 0) * started.cache_config.block_size or None
         tasks = await self._llm.get_supported_tasks()
         self._app = app = build_app(args, tasks, self._llm.model_config)
         tell_no_input(app)

@@ -2,7 +2,8 @@
 
 Engines make segments with Python's `multiprocessing.shared_memory`. When an engine is killed together with the
 process that would tidy up, their names and their memory stay until the machine restarts. Nothing in a segment says
-whose it is, so what a lab's processes have mapped is recorded while they live.
+whose it is, so what a lab's processes have mapped is recorded while they live. The OpenMP library that computes on
+a CPU writes a file there too, with its process' id in its name.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import json
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -25,6 +27,8 @@ SHM_DIR = Path("/dev/shm")
 LOOK_EVERY_S = 2.0
 # As Python names segments that were given no name. That of an unlinked one ends in " (deleted)" and does not match.
 MAPPED_SEGMENT = re.compile(rf"(\d+) +{SHM_DIR}/(psm_[0-9a-f]+)$", re.MULTILINE)
+# As LLVM's and Intel's OpenMP name what they register themselves with: process id, then user id.
+OPENMP_FILE = re.compile(r"__KMP_REGISTERED_LIB_(\d+)_\d+")
 
 
 class Segment(NamedTuple):
@@ -35,11 +39,13 @@ class Segment(NamedTuple):
 
 
 def segments_of(pids: Iterable[int]) -> set[Segment]:
-    """Segments that these processes have mapped now; those that have ended or are another user's count as none.
+    """Segments that these processes have mapped now, and the files of their OpenMP libraries.
 
-    Another user cannot have ours mapped: Python makes segments for their owner alone.
+    Processes that have ended or are another user's count as having none. Another user cannot have ours mapped:
+    Python makes segments for their owner alone.
     """
-    mapped: set[Segment] = set()
+    pids = set(pids)
+    mapped = {segment for pid, segment in _openmp_files() if pid in pids}
     for pid in pids:
         try:
             maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
@@ -50,12 +56,20 @@ def segments_of(pids: Iterable[int]) -> set[Segment]:
 
 
 def remove_left(segments: set[Segment]) -> None:
-    """Remove those of the segments that are still there and that no living process has mapped."""
+    """Remove those of the segments that are still there and that are no living process'."""
     left = {segment for segment in segments if _is_there(segment)}
     if not left:
         return
     for segment in left - segments_of(psutil.pids()):
         (SHM_DIR / segment.name).unlink(missing_ok=True)
+
+
+def _openmp_files() -> Iterator[tuple[int, Segment]]:
+    """Each with the process that it is of."""
+    for path in SHM_DIR.iterdir():
+        if named := OPENMP_FILE.fullmatch(path.name):
+            with suppress(FileNotFoundError):
+                yield int(named[1]), Segment(path.name, path.stat().st_ino)
 
 
 def _is_there(segment: Segment) -> bool:
@@ -127,7 +141,11 @@ class Watch:
     def look(self) -> None:
         """Record what is mapped now and was not known."""
         with self._lock:
-            names = {path.name for path in SHM_DIR.glob("psm_*")}
+            names = {
+                path.name
+                for path in SHM_DIR.iterdir()
+                if path.name.startswith("psm_") or OPENMP_FILE.fullmatch(path.name)
+            }
             # Reading every process' map is dear. A segment is listed a moment before it is mapped: look twice.
             if list(self._listings) == [names, names]:
                 return

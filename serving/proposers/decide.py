@@ -86,8 +86,10 @@ def drafts_of_rows(cost: CostModel, rows: Sequence[Candidate], kv_tokens: float)
         for place, row in enumerate(rows)
         for position in range(1, row.available + 1)
     )
-    best_rate = batch / cost.step_time.step_s(batch, kv_tokens) if batch else 0.0
     best = [0] * batch
+    if not batch:
+        return best
+    best_rate = batch / cost.decode_step_s(batch, kv_tokens / batch, 0)
     for longest in range(1, max((row.available for row in rows), default=0) + 1):
         draft_s = cost.draft_cost.draft_s(longest, batch)
         chosen = [0] * batch

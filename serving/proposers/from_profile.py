@@ -12,7 +12,7 @@ from serving.config import METHODS_WITH_DRAFT, LabConfig, LaneConfig, ProfileUse
 from serving.core.errors import ConfigError
 from serving.core.speculation.acceptance import Rates, extended
 from serving.core.speculation.cost_model import BatchRange, CostModel
-from serving.core.speculation.step_time import DraftCost, LinearStepTime
+from serving.core.speculation.step_time import FREE_DRAFTS, DraftCost, LinearStepTime
 
 
 def with_profiles(lab: LabConfig, folder: Path) -> LabConfig:
@@ -72,9 +72,7 @@ def step_costs(measured: LaneProfile, speculation: SpeculationConfig) -> StepCos
         raise ValueError(
             f"makes no drafts, and {speculation.drafts_by} costs time: name a lane that drafts so (profile.lane)"
         )
-    model = measured.cost_model_by_batch(is_learned=is_learned)
-    step, draft = model.step_time, model.draft_cost
-    assert isinstance(step, LinearStepTime), "a profile has this form"
+    step, draft = measured.step_time, measured.draft_cost or FREE_DRAFTS
     return StepCosts(
         fixed_s=step.fixed_s,
         token_s=step.token_s,
@@ -85,11 +83,20 @@ def step_costs(measured: LaneProfile, speculation: SpeculationConfig) -> StepCos
     )
 
 
-def cost_model(costs: StepCosts) -> CostModel:
-    """What an adaptive lane decides by."""
+def cost_model(costs: StepCosts, drafts_by: str) -> CostModel:
+    """What an adaptive lane decides by.
+
+    Args:
+        drafts_by: the method that makes the drafts: a learned draft has a pass in every step, wanted or not.
+    """
     return CostModel(
         LinearStepTime(costs.fixed_s, costs.token_s, costs.kv_token_s),
-        DraftCost(costs.draft_step_s, costs.draft_pass_s, costs.draft_pass_sequence_s),
+        DraftCost(
+            costs.draft_step_s,
+            costs.draft_pass_s,
+            costs.draft_pass_sequence_s,
+            least_passes=int(drafts_by in METHODS_WITH_DRAFT),
+        ),
     )
 
 
@@ -102,7 +109,7 @@ def batch_table(
         ValueError: what it needs was not measured.
     """
     rates, share = _acceptance(measured, use.workload)
-    model = cost_model(step_costs(measured, speculation))
+    model = cost_model(step_costs(measured, speculation), speculation.drafts_by)
     return model.batch_table(use.context_tokens, rates, speculation.num_speculative_tokens, max_batch, share)
 
 

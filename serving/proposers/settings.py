@@ -17,6 +17,6 @@ def settings_of(vllm_config: Any) -> Any:
 
 
 def policy_of(settings: dict[str, Any], max_drafts: int) -> Policy:
-    """The policy of an adaptive lane; `settings` are `probe_steps` and `costs`, with the keys of `StepCosts`."""
-    cost = cost_model(StepCosts(**settings["costs"]))
+    """The policy of an adaptive lane; `settings`: `drafter`, `probe_steps`, and `costs` as `StepCosts` has them."""
+    cost = cost_model(StepCosts(**settings["costs"]), settings["drafter"])
     return Policy(cost, max_drafts, settings["probe_steps"])

@@ -113,7 +113,7 @@ class Adaptive(PlacementPolicy):
     """`adaptive`: the lane that is expected to give most tokens a second with the request on it. See the module.
 
     Args:
-        lane_costs: of each lane that takes requests which pin none.
+        lane_costs: of each lane that takes requests which pin none, unless it is the only one of its model.
         margin: by which another lane must be better than the one that is kept; a share.
 
     Attributes:
@@ -146,10 +146,6 @@ class Adaptive(PlacementPolicy):
     # What runs where
 
     def join(self, info: ReplicaInfo) -> None:
-        if info.takes_unpinned and info.lane not in self._costs:
-            raise ValueError(
-                f"lane {info.lane!r} takes requests that pin none, and nothing is known of its cost"
-            )
         self.forget(info.replica_id)
         replica = self._replicas[info.replica_id] = _Replica(info)
         self._on_cores.setdefault(_cores(info), {})[info.replica_id] = replica
@@ -236,10 +232,11 @@ class Adaptive(PlacementPolicy):
     def _learn(self, running: _Running, end: RequestEnd, replica: _Replica) -> None:
         """What its steps say of its drafts: all after the first, which gives a token without any.
 
-        Where k changes with the batch, only of a request that came and left at the same k.
+        Where k changes with the batch, only of a request that came and left at the same k; where each row has its
+        own, nothing, for nobody knows what was drafted.
         """
         cost, k = self._costs.get(running.lane), running.num_drafts
-        if not k or cost is None or k != cost.num_drafts(round(replica.num_sequences)):
+        if not k or cost is None or cost.is_by_row or k != cost.num_drafts(round(replica.num_sequences)):
             return
         if end.num_steps is None or end.output_tokens is None:
             return
@@ -269,6 +266,11 @@ class Adaptive(PlacementPolicy):
         self._choice = None
         if request.lane is not None:
             return self._least.choose(request, candidates)
+        if not self._are_known(candidates):
+            chosen_state = self._least.choose(request, candidates)
+            lane = chosen_state.info.lane
+            self._remember(Choice(lane, request.kind, Why.ONLY_CHOICE, ()))
+            return chosen_state
         arriving = _sequences_of(request)
         scored: list[_Scored] = []
         winners: list[_Scored] = []
@@ -301,6 +303,8 @@ class Adaptive(PlacementPolicy):
         """The best on each cores, if on all that have room the better lane is full: the other would slow it."""
         if request.lane is not None or not all(candidate.info.cores for candidate in candidates):
             return ()
+        if not self._are_known(candidates):
+            return ()
         full_there = _by_cores(full())
         arriving = _sequences_of(request)
         winners: list[ReplicaState] = []
@@ -314,6 +318,10 @@ class Adaptive(PlacementPolicy):
                 return ()
             winners.append(winner.state)
         return winners
+
+    def _are_known(self, candidates: Sequence[ReplicaState]) -> bool:
+        """False where there is one lane only, which needs no profile."""
+        return all(candidate.info.lane in self._costs for candidate in candidates)
 
     def explain(self) -> Choice | None:
         return self._choice
@@ -358,9 +366,12 @@ class Adaptive(PlacementPolicy):
             self._last_lane[request.model, request.kind] = chosen.score.lane
             why = Why.KEPT if was_kept else Why.SCORE
         scores = sorted(best_of_lane.values(), key=lambda each: each.score, reverse=True)
-        self._choice = Choice(chosen.score.lane, request.kind, why, tuple(scores))
-        self.choices[chosen.score.lane, request.kind, why] += 1
-        self.last_choices.append(self._choice)
+        self._remember(Choice(chosen.score.lane, request.kind, why, tuple(scores)))
+
+    def _remember(self, choice: Choice) -> None:
+        self._choice = choice
+        self.choices[choice.lane, choice.kind, choice.why] += 1
+        self.last_choices.append(choice)
 
     # Scores
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 
 from serving.calibration.profile import KIND_OF_WORKLOAD, LaneProfile, Profile, load
 from serving.config import CONTEXT_TOKENS, METHODS_WITH_DRAFT, LabConfig, LaneConfig, SpeculationConfig
@@ -22,7 +23,8 @@ class LaneCost:
 
     Attributes:
         drafts_by_batch: k by the sequences that decode, index 0 for none; the last holds for all above. Of a lane
-            that chooses k for each row, what is best for all of them together.
+            that chooses for each row, what is best for all of them together.
+        is_by_row: it chooses for each row: nobody here knows how many tokens it drafted for whom.
         priors: acceptance by position, of the kinds of text that were measured.
         draft_share: of these kinds, the mean length of drafts over k.
     """
@@ -31,6 +33,7 @@ class LaneCost:
     drafts_by_batch: tuple[int, ...] = (0,)
     priors: Mapping[TextKind, Rates] = field(default_factory=dict)
     draft_share: Mapping[TextKind, float] = field(default_factory=dict)
+    is_by_row: bool = False
 
     @property
     def max_drafts(self) -> int:
@@ -42,12 +45,18 @@ class LaneCost:
 
     def share(self, kind: TextKind) -> float:
         """Mean length of its drafts over k; of a kind that was not measured, the mean of those that were."""
-        known = self.draft_share
-        return known.get(kind, sum(known.values()) / len(known) if known else 1.0)
+        return self.draft_share.get(kind, self.mean_share)
+
+    @property
+    def mean_share(self) -> float:
+        """Of the kinds that were measured; 1 where none was."""
+        return fmean(self.draft_share.values()) if self.draft_share else 1.0
 
 
 def lane_costs_of(config: LabConfig) -> dict[str, LaneCost] | None:
     """Of the lanes that placement `adaptive` chooses from, by `scheduler.profile`; None under another placement.
+
+    A lane that is the only one of its model is not chosen, and needs no profile.
 
     Raises:
         ConfigError: the profile cannot be read, lacks one of them, or has one with drafts of another length; the
@@ -56,7 +65,9 @@ def lane_costs_of(config: LabConfig) -> dict[str, LaneCost] | None:
     settings = config.scheduler
     if settings.placement != "adaptive" or settings.profile is None:
         return None
-    lanes = [lane for lane in config.lanes if lane.unpinned_model is not None]
+    unpinned = [lane for lane in config.lanes if lane.unpinned_model is not None]
+    of_model = Counter(lane.unpinned_model for lane in unpinned)
+    lanes = [lane for lane in unpinned if of_model[lane.unpinned_model] > 1]
     try:
         profile = load(Path(settings.profile))
         return {lane.name: _of_lane(lane, profile) for lane in lanes}
@@ -74,13 +85,25 @@ def _of_lane(lane: LaneConfig, profile: Profile) -> LaneCost:
     if speculation is None or not _is_by_batch(speculation):
         measured = profile.lane(lane.name)
         _check_drafts(lane, measured)
-        return _of_profile(measured)
-    use = speculation.profile
-    measured = profile.lane(use.lane if use and use.lane else lane.name)
-    _check_drafts(lane, measured)
-    fixed = _of_profile(measured)
-    cost = measured.cost_model_by_batch(is_learned=speculation.drafts_by in METHODS_WITH_DRAFT)
-    return replace(fixed, cost=cost, drafts_by_batch=_drafts_by_batch(lane, speculation, fixed, cost))
+        return _of_profile(measured, measured.num_drafts)
+    names = [lane.name]
+    if speculation.profile is not None and speculation.profile.lane is not None:
+        names.insert(0, speculation.profile.lane)
+    known = {each.lane for each in profile.lanes}
+    measured = profile.lane(next((name for name in names if name in known), names[0]))
+    if not measured.num_drafts:
+        raise ConfigError(
+            f"lane {lane.name!r} drafts, and is reckoned by lane {measured.lane!r}, which does not: name one that "
+            "does (speculation.profile.lane)"
+        )
+    if speculation.drafts_by in METHODS_WITH_DRAFT:
+        measured = measured.with_passes_of_learned_drafts()
+    fixed = _of_profile(measured, speculation.num_speculative_tokens)
+    return replace(
+        fixed,
+        drafts_by_batch=_drafts_by_batch(lane, speculation, fixed),
+        is_by_row=speculation.method == "adaptive",
+    )
 
 
 def _check_drafts(lane: LaneConfig, profiled: LaneProfile) -> None:
@@ -104,32 +127,29 @@ def _is_by_batch(speculation: SpeculationConfig) -> bool:
     return speculation.method == "adaptive" or speculation.num_speculative_tokens_per_batch_size is not None
 
 
-def _drafts_by_batch(
-    lane: LaneConfig, speculation: SpeculationConfig, fixed: LaneCost, cost: CostModel
-) -> tuple[int, ...]:
+def _drafts_by_batch(lane: LaneConfig, speculation: SpeculationConfig, fixed: LaneCost) -> tuple[int, ...]:
     table = speculation.num_speculative_tokens_per_batch_size
     if not isinstance(table, tuple):
         # It chooses for each row: what is best for rows of the kinds that were measured.
         rates = mean_rates(list(fixed.priors.values())) if fixed.priors else (0.0,) * fixed.max_drafts
         context = speculation.profile.context_tokens if speculation.profile else CONTEXT_TOKENS
-        share = fixed.share(TextKind.OPEN)
-        ranges = cost.batch_table(context, rates, fixed.max_drafts, lane.max_num_seqs, share)
+        ranges = fixed.cost.batch_table(context, rates, fixed.max_drafts, lane.max_num_seqs, fixed.mean_share)
         table = tuple((each.first, each.last, each.num_drafts) for each in ranges)
     firsts = [row[0] for row in table]
     by_batch = [table[bisect(firsts, batch) - 1][2] for batch in range(1, lane.max_num_seqs + 1)]
     return (by_batch[0], *by_batch)
 
 
-def _of_profile(lane: LaneProfile) -> LaneCost:
+def _of_profile(lane: LaneProfile, num_drafts: int) -> LaneCost:
     rates: dict[TextKind, list[Rates]] = defaultdict(list)
     shares: dict[TextKind, list[float]] = defaultdict(list)
     for workload, measured in lane.acceptance.items():
         if (kind := KIND_OF_WORKLOAD.get(workload)) is not None:
-            rates[kind].append(extended(measured, lane.num_drafts))
+            rates[kind].append(extended(measured, num_drafts))
             shares[kind].append(lane.draft_share.get(workload, 1.0))
     return LaneCost(
         lane.cost_model,
-        (lane.num_drafts,),
+        (num_drafts,),
         {kind: mean_rates(several) for kind, several in rates.items()},
         {kind: sum(several) / len(several) for kind, several in shares.items()},
     )

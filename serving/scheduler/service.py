@@ -439,6 +439,8 @@ class SchedulerService:
                 "device": hello.engine.device,
                 "arguments": list(hello.engine.arguments),
                 "tokenizer": hello.engine.tokenizer,
+                "max_step_tokens": hello.engine.max_step_tokens,
+                "kv_tokens": hello.engine.kv_tokens,
             }
             for hello in (replica.hello for replica in self._replicas.values())
         ]

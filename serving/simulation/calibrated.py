@@ -334,10 +334,13 @@ class CalibratedReplica:
         self._promised_kv -= sequence.prompt_tokens + sequence.output_tokens
 
     def _draft_s(self) -> float:
-        """Of a step: as many passes as the longest drafts take, each with those whose drafts are that long."""
+        """Of a step: as many passes as the longest drafts take, each with those whose drafts are that long.
+
+        A learned draft has its first with all who decode, whether they get a draft or not.
+        """
         drafts = [(k, count) for k, count in zip(self._k, self._num_of_kind, strict=True) if k and count]
         if not drafts:
-            return 0.0
+            return self._lane.cost.draft_cost.draft_s(0, len(self._decoding))
         longest, _ = max(drafts)
         drafted = sum(k * count for k, count in drafts)
         return self._lane.cost.draft_cost.draft_s(longest, drafted / longest)

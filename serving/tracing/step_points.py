@@ -16,7 +16,7 @@ def step_points(events: Iterable[StepEvent], phase: Phase | None = None) -> list
 
     What a request holds in the KV cache is counted along: positions computed, less refused drafts. A prefix that
     came from a cache is not seen and not counted, so calibrate without prefix caching. Steps with drafts of several
-    lengths have their mean, over the sequences that had one, rounded.
+    lengths have their mean, over the sequences that had one, rounded. One that was preempted begins anew.
 
     Args:
         events: all of a recording; one of a part of the requests does not know what else was in a step.
@@ -25,11 +25,15 @@ def step_points(events: Iterable[StepEvent], phase: Phase | None = None) -> list
     points = []
     for _, of_replica in _by_replica(events):
         kv_tokens: dict[str, int] = {}
+        decoding: set[str] = set()
         for _, step_events in groupby(of_replica, key=lambda event: event.step):
             step = list(step_events)
             for event in step:
-                if event.phase is Phase.PREFILL:
-                    kv_tokens.setdefault(event.request_id, 0)
+                if event.phase is Phase.DECODE:
+                    decoding.add(event.request_id)
+                elif event.request_id not in kv_tokens or event.request_id in decoding:
+                    kv_tokens[event.request_id] = 0
+                    decoding.discard(event.request_id)
             is_wanted = phase is None or all(event.phase is phase for event in step)
             if is_wanted and all(event.request_id in kv_tokens for event in step):
                 points.append(_point(step, sum(kv_tokens[event.request_id] for event in step)))

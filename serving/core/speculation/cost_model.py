@@ -130,14 +130,16 @@ class CostModel:
     def crossover_batch(
         self, context_tokens: float, num_drafts: int, rates: Rates, max_batch: int, draft_share: float = 1.0
     ) -> int | None:
-        """The batch from which on k drafts give fewer tokens a second than none; None if they pay at `max_batch`.
+        """The batch from which on k drafts give fewer tokens a second than a lane without; None if they pay at
+        `max_batch`.
 
         1 where they never pay. Below it they may lose as well: at few sequences a costly draft has little to share
         its cost between.
         """
+        plain = CostModel(self.step_time)
         for batch in range(max_batch, 0, -1):
             drafted = self.decode(batch, context_tokens, num_drafts, rates, draft_share)
-            if drafted.tokens_per_s >= self.decode(batch, context_tokens, 0, ()).tokens_per_s:
+            if drafted.tokens_per_s >= plain.decode(batch, context_tokens, 0, ()).tokens_per_s:
                 return None if batch == max_batch else batch + 1
         return 1
 

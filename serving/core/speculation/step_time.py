@@ -95,25 +95,30 @@ class RooflineStepTime:
 
 @dataclass(frozen=True, slots=True)
 class DraftCost:
-    """What making drafts adds to a step: s + k * (p + q * sequences); nothing where none are made.
+    """What making drafts adds to a step: s + passes * (p + q * sequences); nothing without a pass.
 
     Attributes:
         step_s: once a step, such as the draft's own pass over what was accepted.
-        pass_s, pass_sequence_s: of each further token of all drafts, and of one sequence in it.
+        pass_s, pass_sequence_s: of each pass, which gives all drafts one token more, and of one sequence in it.
+        least_passes: of a step that drafts nothing; 1 for a learned draft, which keeps a KV cache of its own.
     """
 
     step_s: float = 0.0
     pass_s: float = 0.0
     pass_sequence_s: float = 0.0
+    least_passes: int = 0
 
     def __post_init__(self) -> None:
         _check_times(step_s=self.step_s, pass_s=self.pass_s, pass_sequence_s=self.pass_sequence_s)
+        if self.least_passes not in (0, 1):
+            raise ValueError(f"least_passes={self.least_passes} must be 0 or 1")
 
     def draft_s(self, num_drafts: int, sequences: float) -> float:
         """Seconds to draft k tokens for each of so many sequences."""
-        if num_drafts == 0 or sequences == 0:
+        passes = max(num_drafts, self.least_passes)
+        if passes == 0 or sequences == 0:
             return 0.0
-        return self.step_s + num_drafts * (self.pass_s + self.pass_sequence_s * sequences)
+        return self.step_s + passes * (self.pass_s + self.pass_sequence_s * sequences)
 
 
 def _ratio(shared_s: float, each_s: float) -> float:

@@ -45,6 +45,27 @@ def test_a_segment_is_removed_once_nobody_has_it_mapped(start: Start) -> None:
     remove_left(segments)  # what is gone is no fault
 
 
+def test_the_file_of_a_process_openmp_library_goes_with_it(start: Start, tmp_path: Path) -> None:
+    holder, other = start("a"), start("b")
+    files = [SHM_DIR / f"__KMP_REGISTERED_LIB_{each.process.pid}_0" for each in (holder, other)]
+    try:
+        for file in files:
+            file.touch()
+        watch = Watch(tmp_path, "run", lambda: [holder.process.pid])
+        watch.look()
+        known = recorded(tmp_path, "run")
+        assert {one.name for one in known} == {holder.segment, files[0].name}
+        remove_left(known)
+        assert all(file.exists() for file in files), "its process lives"
+        holder.kill()
+        other.kill()
+        remove_left(known)
+        assert [file.exists() for file in files] == [False, True], "another lab's is not ours"
+    finally:
+        for file in files:
+            file.unlink(missing_ok=True)
+
+
 def test_a_name_that_became_another_segment_s_stays(start: Start) -> None:
     holder = start("a")
     (segment,) = segments_of([holder.process.pid])

@@ -9,7 +9,8 @@ from serving.core.speculation.step_time import DraftCost, LinearStepTime
 from serving.proposers.decide import Candidate, Policy, RowHistory, drafts_of_rows
 
 CHEAP = CostModel(LinearStepTime(0.016, 0.001, 0.0))  # 16 positions cost as much as what all share
-LEARNED = CostModel(LinearStepTime(0.016, 0.001, 0.0), DraftCost(0.002, 0.003, 0.0005))
+COSTLY = CostModel(LinearStepTime(0.016, 0.001, 0.0), DraftCost(0.002, 0.003, 0.0005))
+LEARNED = CostModel(LinearStepTime(0.016, 0.001, 0.0), DraftCost(0.002, 0.003, 0.0005, least_passes=1))
 
 
 def tokens_per_s(cost: CostModel, rows: list[Candidate], chosen: tuple[int, ...]) -> float:
@@ -22,7 +23,7 @@ def tokens_per_s(cost: CostModel, rows: list[Candidate], chosen: tuple[int, ...]
     return given / step_s
 
 
-@pytest.mark.parametrize("cost", [CHEAP, LEARNED])
+@pytest.mark.parametrize("cost", [CHEAP, COSTLY, LEARNED])
 @pytest.mark.parametrize("chances", [(0.9,), (0.3, 0.8), (0.95, 0.5, 0.05), (0.6, 0.6, 0.6), (0.0, 1.0)])
 def test_the_choice_is_the_best_of_all(cost: CostModel, chances: tuple[float, ...]) -> None:
     rows = [Candidate(chance, 4) for chance in chances]
@@ -66,8 +67,14 @@ def test_a_draft_that_costs_passes_must_be_worth_them() -> None:
     assert drafts_of_rows(dear, [Candidate(1.0, 3)], 0) == [3]
 
 
+def test_a_pass_that_is_made_anyway_need_not_be_worth_it() -> None:
+    rows = [Candidate(0.2, 4)]
+    assert drafts_of_rows(COSTLY, rows, 0) == [0]
+    assert drafts_of_rows(LEARNED, rows, 0) == [1]
+
+
 def test_a_pass_that_is_made_for_one_row_serves_another() -> None:
-    assert drafts_of_rows(LEARNED, [Candidate(0.3, 4), Candidate(0.8, 4)], 0) == [1, 2]
+    assert drafts_of_rows(COSTLY, [Candidate(0.3, 4), Candidate(0.8, 4)], 0) == [1, 2]
 
 
 def test_a_history_follows_what_its_drafts_become() -> None:

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from serving.config import LabConfig
+from serving.config import LabConfig, StepCosts
 from serving.core.errors import ConfigError
 from serving.core.speculation.cost_model import CostModel
 from serving.core.speculation.step_time import DraftCost, LinearStepTime
-from serving.proposers.from_profile import with_profiles
+from serving.proposers.from_profile import cost_model, with_profiles
 from tests.profiles import lane_profile, write_profile
 
 STEP = LinearStepTime(0.02, 0.002, 1e-6)
@@ -57,11 +57,15 @@ def test_the_pass_that_a_learned_draft_has_anyway_decides_nothing(tmp_path: Path
     head = {"method": "adaptive", "drafter": "eagle3", "model": "auto"}
     copied = written(tmp_path, {"method": "adaptive"})["costs"]
     learned = written(tmp_path, head)["costs"]
-    assert (copied["fixed_s"], copied["draft_step_s"]) == (0.02, 0.004)
-    assert (learned["fixed_s"], learned["draft_step_s"]) == (0.024, 0)
     for costs in (copied, learned):
-        assert (costs["token_s"], costs["kv_token_s"]) == (0.002, 1e-6)
-        assert (costs["draft_pass_s"], costs["draft_pass_sequence_s"]) == (0.003, 0.0005)
+        assert (costs["fixed_s"], costs["token_s"], costs["kv_token_s"]) == (0.02, 0.002, 1e-6)
+        assert (costs["draft_step_s"], costs["draft_pass_s"]) == (0.004, 0.003)
+        assert costs["draft_pass_sequence_s"] == 0.0005
+    by_copied, by_learned = (cost_model(StepCosts(**copied), name) for name in ("ngram", "eagle3"))
+    assert by_copied.decode_step_s(2, 0, 0) == pytest.approx(STEP.step_s(2, 0))
+    assert by_learned.decode_step_s(2, 0, 0) == pytest.approx(STEP.step_s(2, 0) + 0.004 + 0.003 + 2 * 0.0005)
+    for drafts in (1, 3):
+        assert by_learned.decode_step_s(2, 0, drafts) == by_copied.decode_step_s(2, 0, drafts)
 
 
 def test_copied_drafts_need_no_lane_that_drafts(tmp_path: Path) -> None:

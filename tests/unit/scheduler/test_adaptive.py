@@ -390,10 +390,28 @@ def test_a_lease_from_before_counts_as_open_and_stays_where_it_is() -> None:
     assert {score.batch for score in choice(made, ask(2, COPY), *lanes).scores} == {1}
 
 
-def test_a_lane_that_nobody_measured_takes_no_request_that_pins_none() -> None:
-    with pytest.raises(ValueError, match="lane 'other'"):
-        policy(replica("o", "other"))
-    policy(replica("o", "other", takes_unpinned=False))
+def test_the_only_lane_of_a_model_is_no_choice_though_nobody_measured_it() -> None:
+    alone = replica("o1", "other", model="tuned"), replica("o2", "other", model="tuned")
+    made = policy(plain(), drafting(), *alone)
+    busy = ask(1, COPY, model="tuned")
+    run(made, busy, alone[0])
+    assert made.choose(ask(2, COPY, model="tuned"), states(*alone)).info in alone
+    assert str(made.explain()) == "lane=other kind=copy why=only_choice"
+    assert made.choices == {("other", COPY, Why.ONLY_CHOICE): 1}
+    made.ended("r1", ended(61, 31))
+    assert not made.accepted
+
+
+def test_of_a_lane_that_chooses_for_each_row_nothing_is_learnt() -> None:
+    costs = COSTS | {"speculative": replace(COSTS["speculative"], is_by_row=True)}
+    info = drafting()
+    made = policy(info, costs=costs)
+    before = choice(made, ask(1, COPY), info).scores[0].tokens_per_step
+    for number in range(20):
+        run(made, ask(number, COPY), info)
+        made.ended(f"r{number}", ended(61, 58))
+    assert not made.accepted
+    assert choice(made, ask(99, COPY), info).scores[0].tokens_per_step == before
 
 
 def test_what_it_chose_is_counted_and_kept_for_people() -> None:

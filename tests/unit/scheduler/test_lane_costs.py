@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 
 import pytest
+from msgspec import structs
 
 from serving import config
 from serving.calibration.fit import Residuals
@@ -190,12 +192,66 @@ def test_a_lane_that_chooses_for_each_row_is_expected_to_draft_what_is_best_for_
     assert len(set(expected)) > 1, "else nothing is shown"
 
 
-def test_a_table_of_a_lane_that_was_not_measured_names_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("lane", "fault"),
+    [
+        ("none", "lane 'none' is not in the profile"),
+        (
+            "batched",
+            r"lane 'mine' drafts, and is reckoned by lane 'batched', which does not: .*profile\.lane",
+        ),
+    ],
+)
+def test_a_table_of_a_lane_that_was_not_measured_names_it(tmp_path: Path, lane: str, fault: str) -> None:
     given = with_drafts(
         tmp_path,
         method="ngram",
-        profile={"path": "profile.json", "lane": "none"},
+        profile={"path": "profile.json", "lane": lane},
         num_speculative_tokens_per_batch_size=[[1, 6, 2]],
     )
-    with pytest.raises(ConfigError, match="lane 'none' is not in the profile"):
+    with pytest.raises(ConfigError, match=fault):
         lane_costs_of(given)
+
+
+def test_a_table_may_draft_more_than_was_measured(tmp_path: Path) -> None:
+    given = with_drafts(
+        tmp_path,
+        method="ngram",
+        num_speculative_tokens=3,
+        profile={"path": "profile.json", "lane": "speculative"},
+        num_speculative_tokens_per_batch_size=[[1, 6, 3]],
+    )
+    cost = (lane_costs_of(given) or {})["mine"]
+    assert (cost.max_drafts, len(cost.priors[TextKind.COPY])) == (3, 3)
+
+
+def test_rates_of_several_kinds_go_with_the_share_of_several(tmp_path: Path) -> None:
+    lane = PROFILE.lanes[1]
+    measured = structs.replace(
+        lane, acceptance=lane.acceptance | {"story": (0.1, 0.05)}, draft_share={"copy": 1.0, "story": 0.1}
+    )
+    given = with_drafts(
+        tmp_path,
+        method="adaptive",
+        drafter="ngram",
+        profile={"path": "profile.json", "lane": "speculative", "context_tokens": 0},
+    )
+    save(structs.replace(PROFILE, lanes=(PROFILE.lanes[0], measured)), tmp_path / "profile.json")
+    cost = (lane_costs_of(given) or {})["mine"]
+    rates = tuple(fmean(each[place] for each in cost.priors.values()) for place in range(2))
+    share = fmean(cost.draft_share.values())
+    assert share != cost.share(TextKind.OPEN)
+    expected = [cost.cost.best_num_drafts(batch, 0, rates, 2, share) for batch in BATCHES]
+    assert [cost.num_drafts(batch) for batch in BATCHES] == expected
+    wrong = [cost.cost.best_num_drafts(batch, 0, rates, 2, cost.share(TextKind.OPEN)) for batch in BATCHES]
+    assert expected != wrong, "else nothing is shown"
+
+
+def test_the_only_lane_of_a_model_needs_no_profile(tmp_path: Path) -> None:
+    given = lab(tmp_path)
+    lanes = [lane.model_dump(exclude_unset=True) for lane in given.lanes]
+    lanes.append({"name": "other", "strategy": "batched", "model": {"name": "other", "path": "/other"}})
+    several = config.LabConfig.model_validate(
+        {"lanes": lanes, "scheduler": given.scheduler.model_dump(exclude_unset=True)}, strict=False
+    )
+    assert set(lane_costs_of(several) or {}) == {"batched", "speculative"}

@@ -281,6 +281,20 @@ def test_rows_with_drafts_of_different_length_share_the_passes_of_the_longest() 
     assert first_s == pytest.approx(0.005 + (3 + 5) * 0.001 + alone_s + 2 * (0.005 + both_s))
 
 
+def test_a_learned_draft_has_its_pass_where_nothing_is_drafted() -> None:
+    cost = CostModel(LinearStepTime(0.01, 0.001, 0), DraftCost(0.002, 0.003, 0.0005, least_passes=1))
+    model = LaneModel("a", cost, same_drafts(0, 4), ((0.5,),))
+    engine = CalibratedReplica(model, random.Random(1))
+    for number in range(2):
+        engine.join(SimulatedSequence(number, 10, 11, 0), 0.0)
+    now_s = 0.0
+    while (ends_at_s := engine.start(now_s)) is not None:
+        now_s = ends_at_s
+        engine.end()
+    prompts_s, decode_s = 0.01 + 0.020, 0.01 + 0.002 + 0.002 + 0.003 + 2 * 0.0005
+    assert now_s == pytest.approx(prompts_s + 10 * decode_s)
+
+
 def test_drafts_of_a_kind_are_as_many_as_those_of_the_lane() -> None:
     with pytest.raises(
         ValueError, match="drafts_by_kind has 2 entries for a kind of text, drafts_by_batch 3"

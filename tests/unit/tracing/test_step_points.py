@@ -51,6 +51,17 @@ def test_a_step_is_all_that_its_requests_compute_and_hold() -> None:
     ]
 
 
+def test_one_that_was_preempted_begins_anew() -> None:
+    events = [
+        event(1, "a", 40, phase=Phase.PREFILL, emitted=1),
+        event(2, "a", 1),
+        event(4, "a", 30, phase=Phase.PREFILL),
+        event(5, "a", 12, phase=Phase.PREFILL, emitted=1),
+        event(6, "a", 1),
+    ]
+    assert [point.kv_tokens for point in step_points(events)] == [0, 40, 0, 30, 42]
+
+
 def test_steps_of_one_phase_alone() -> None:
     events = [
         event(1, "a", 40, phase=Phase.PREFILL, emitted=1),

@@ -72,6 +72,15 @@ def test_speculation_drafts_cost_by_step_pass_and_sequence() -> None:
     assert cost.draft_s(3, sequences=0) == 0
 
 
+def test_speculation_by_a_learned_draft_has_a_pass_in_every_step() -> None:
+    cost = DraftCost(0.001, 0.002, 0.0005, least_passes=1)
+    assert cost.draft_s(0, 4) == cost.draft_s(1, 4) == pytest.approx(0.001 + 0.002 + 4 * 0.0005)
+    assert cost.draft_s(0, 0) == 0
+    assert DraftCost(0.001, 0.002, 0.0005).draft_s(0, 4) == 0
+    with pytest.raises(ValueError, match="least_passes=2 must be 0 or 1"):
+        DraftCost(least_passes=2)
+
+
 def test_speculation_times_below_0_are_refused() -> None:
     with pytest.raises(ValueError, match=r"token_s=-0\.001 must be"):
         LinearStepTime(0.02, -0.001, 0)

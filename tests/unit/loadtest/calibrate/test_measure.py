@@ -58,7 +58,7 @@ class _SlowerAtFirst(MadeUpLab):
     def ask(self, questions: Sequence[Question]) -> Traced:
         traced = MadeUpLab.ask(self, questions)
         self.asked.append(len(questions))
-        if len(self.asked) > len(plain_cells("batched", 16, 2048)):
+        if len(self.asked) > 1 + len(plain_cells("batched", 16, 2048)):  # the first is to warm up
             return traced
         return Traced(
             traced.answers,
@@ -119,6 +119,66 @@ def test_lanes_that_cannot_be_calibrated_are_refused() -> None:
             calibrate(lab, lanes, NOW, lambda _: None)
     assert default_lanes(made_up_lab()) == ["batched", "speculative"]
     assert default_lanes(made_up_lab(replicas=2)) == []
+
+
+@pytest.mark.parametrize(
+    ("speculation", "why"),
+    [
+        ({"method": "adaptive", "drafter": "ngram"}, "chooses how many tokens it drafts"),
+        ({"method": "ngram", "num_speculative_tokens_per_batch_size": [[1, 4, 3]]}, "chooses how many"),
+        ({"method": "oracle"}, "drafts with the acceptance that its config asks for"),
+    ],
+)
+def test_a_lane_whose_acceptance_at_one_k_cannot_be_measured_is_refused(
+    speculation: dict[str, object], why: str
+) -> None:
+    lab = made_up_lab()
+    lab.description["config"]["lanes"][1]["speculation"] |= speculation
+    assert default_lanes(lab) == ["batched"]
+    with pytest.raises(TracedLabError, match=f"lane 'speculative' {why}"):
+        calibrate(lab, ["batched", "speculative"], NOW, lambda _: None)
+
+
+def test_a_replica_says_how_much_its_engine_takes(made: Calibration) -> None:
+    assert (made.profile.lane("batched").max_step_tokens, made.profile.lane("batched").kv_tokens) == (
+        2048,
+        None,
+    )
+    lab = made_up_lab()
+    lab.description["replicas"][0] |= {"max_step_tokens": 8192, "kv_tokens": 23_296}
+    lane = calibrate(lab, ["batched"], NOW, lambda _: None).profile.lane("batched")
+    assert (lane.max_step_tokens, lane.kv_tokens) == (8192, 23_296)
+
+
+@pytest.mark.parametrize(("method", "passes"), [("eagle3", 1), ("ngram", 0)])
+def test_a_learned_draft_is_known_to_have_a_pass_in_every_step(method: str, passes: int) -> None:
+    lab = made_up_lab()
+    lab.description["config"]["lanes"][1]["speculation"]["method"] = method
+    cost = (
+        calibrate(lab, ["batched", "speculative"], NOW, lambda _: None).profile.lane("speculative").draft_cost
+    )
+    assert cost is not None
+    assert cost.least_passes == passes
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard(MadeUpLab):
+    """Remembers what it was asked."""
+
+    bodies: list[str]
+
+    def ask(self, questions: Sequence[Question]) -> Traced:
+        self.bodies.extend(str(each.body) for each in questions if "messages" in each.body)
+        return MadeUpLab.ask(self, questions)
+
+
+def test_no_prompt_is_asked_twice() -> None:
+    """A lane that drafts from earlier answers would know it."""
+    lab = made_up_lab()
+    heard = _Heard(lab.base_url, lab.description, lab.lanes, [])
+    calibrate(heard, ["batched", "speculative"], NOW, lambda _: None)
+    assert len(heard.bodies) > 100
+    assert len(set(heard.bodies)) == len(heard.bodies)
 
 
 def test_an_iterative_lane_has_drafts_too() -> None:

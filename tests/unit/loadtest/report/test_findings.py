@@ -119,6 +119,21 @@ def test_an_invalid_stage_is_never_the_best() -> None:
     assert "500" not in " ".join(findings(made))
 
 
+@pytest.mark.parametrize(("slowest", "is_told"), [(60.0, False), (30.0, True)])
+def test_a_machine_that_changed_between_repeats_is_told(slowest: float, is_told: bool) -> None:
+    quiet = stage("sequential")
+    changed = [
+        replace(stage(lane), repeat_tokens_per_s=(80.0, slowest, None)) for lane in ("batched", "speculative")
+    ]
+    said = [text for text in findings(summary([quiet, *changed])) if "not the same throughout" in text]
+    assert bool(said) == is_told
+    if is_told:
+        assert "one repeat of a stage gave 2.7 times the tokens/s of another" in said[0]
+        assert "(median of 3 stages)" in said[0]
+    once = replace(changed[0], repeat_tokens_per_s=(80.0,))
+    assert not any("not the same" in text for text in findings(summary([once])))
+
+
 def test_all_failed() -> None:
     failed = stage(requests=12, failures=12, tokens_per_s=None, slo=objective(0.0, 1.0, "failed"))
     made = summary([failed], slo=SLO, failures=(FailureCount("batched", "queue_full", 12, "full"),))

@@ -98,6 +98,23 @@ def test_a_machine_that_was_slower_is_an_error_below_0(tmp_path: Path) -> None:
     assert compared.error("output_tokens_per_s") == pytest.approx(1.0, abs=0.1)
 
 
+def test_repeats_of_a_stage_are_one_and_by_how_much_they_differ_is_said(tmp_path: Path) -> None:
+    first = records_of("batched")
+    again = [
+        replace(each, label=replace(each.label, stage=f"{each.label.stage}/repeat 2"))
+        for each in records_of("batched", slower=1.5)
+    ]
+    stages = [stage_run(first), stage_run(again, plan=replace(stage_run(again).plan, repeat=1))]
+    (tmp_path / "run").mkdir()
+    write_whole_run(tmp_path / "run", run_file(stages), [*first, *again])
+    (compared,) = compare_with_run(tmp_path / "run", profile(), SchedulerConfig(), lambda _: None, seed=0)
+    assert compared.num_requests == 400
+    assert compared.spread["tpot_p50_s"] == pytest.approx(0.5 / 1.25, abs=0.01)
+    assert compared.spread["output_tokens_per_s"] == pytest.approx(0.5 / 1.25, abs=0.02)
+    # The mean of one that ran as the profile says and one at two thirds of that.
+    assert compared.error("output_tokens_per_s") == pytest.approx(1 / (5 / 6) - 1, abs=0.03)
+
+
 def test_the_verb_shows_errors_and_writes_them(tmp_path: Path) -> None:
     directory = written(tmp_path / "run", records_of("batched"))
     save(profile(), tmp_path / "profile.json")
@@ -135,6 +152,38 @@ def test_a_run_without_lanes_of_the_profile_is_refused(tmp_path: Path) -> None:
         compare_with_run(few, profile(), SchedulerConfig(), lambda _: None, seed=0, left_out=left_out.append)
     (why,) = left_out
     assert why.endswith(": 3 of its requests completed, of 4 at least")
+
+
+def test_a_stage_of_a_text_that_was_not_calibrated_is_left_out_and_the_others_stay(tmp_path: Path) -> None:
+    known = records_of("speculative")
+    other = [
+        replace(
+            each, label=replace(each.label, workload="rag", stage=each.label.stage.replace("copy", "rag"))
+        )
+        for each in known
+    ]
+    (tmp_path / "run").mkdir()
+    write_whole_run(tmp_path / "run", run_file([stage_run(known), stage_run(other)]), [*known, *other])
+    left_out: list[str] = []
+    (compared,) = compare_with_run(
+        tmp_path / "run", profile(), None, lambda _: None, seed=0, left_out=left_out.append
+    )
+    assert compared.workload == "copy"
+    assert left_out == ["speculative/rag/4 users: the profile lacks acceptance on 'rag'; it has copy, story"]
+
+
+def test_the_scheduler_s_bounds_are_those_of_the_lab_that_was_measured(tmp_path: Path) -> None:
+    directory = written(tmp_path / "run", records_of("batched", apart_s=0.05))
+    run = json.loads((directory / "run.json").read_text())
+    run["run"]["config"]["scheduler"] = {"max_waiting_requests": 0}
+    run["run"]["config"]["lanes"] = []
+    (directory / "run.json").write_text(json.dumps(run))
+    (compared,) = compare_with_run(directory, profile(), None, lambda _: None, seed=0)
+    assert compared.num_requests == 200, "nobody waits where there are slots"
+    run["run"]["config"]["scheduler"] = {"max_waiting_requests": "many"}
+    (directory / "run.json").write_text(json.dumps(run))
+    with pytest.raises(ValueError, match=r"run\.json: config\.scheduler: .*max_waiting_requests"):
+        compare_with_run(directory, profile(), None, lambda _: None, seed=0)
 
 
 def test_capacity_is_the_most_of_any_load() -> None:

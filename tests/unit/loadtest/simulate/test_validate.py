@@ -41,9 +41,13 @@ class MadeUpLab:
             written(out, records_of("batched"))
         return self.codes.get(verb, 0)
 
-    def validate(self, directory: Path, users: str = "1,4,8,16", limit_s: float = 720.0) -> int:
+    def validate(
+        self, directory: Path, users: str = "1,4,8,16", limit_s: float = 720.0, repeats: int = 1
+    ) -> int:
         where = ["--base-url", "http://lab"]
-        return validate(directory, directory, where, "", users, "copy,story", limit_s, self.call, self.clock)
+        return validate(
+            directory, directory, where, "", users, "copy,story", repeats, limit_s, self.call, self.clock
+        )
 
 
 def test_what_was_calibrated_is_measured_and_simulated(
@@ -55,6 +59,7 @@ def test_what_was_calibrated_is_measured_and_simulated(
     bench = " ".join(lab.asked[1])
     assert "--lanes batched,speculative --concurrency 1,4,8,16 --workloads copy,story" in bench
     # Of 720 s 100 are gone and 30 kept; 16 stages have 36 s each, 4 of them to begin and to end.
+    assert "--repeats 1 " in bench
     assert "--max-stage-s 33 " in bench
     assert all("http://lab" in asked for asked in lab.asked[:2])
     assert lab.limits_s[:2] == [360, 620]
