@@ -52,7 +52,7 @@ from serving.gateway.upstream import UpstreamClient
 from serving.http_server import serve_app
 from serving.machine import port_fault, usable_cores
 from serving.scheduler.client import SchedulerClient
-from serving.scheduler.lane_costs import LaneCost, lane_costs_of
+from serving.scheduler.lane_costs import LaneCosts, lane_costs_of
 from serving.scheduler.service import SchedulerService, build_scheduler_app
 from serving.shared_cluster import ClusterError, SharedCluster
 from serving.tracing.otlp import Tracing, is_wanted
@@ -76,7 +76,7 @@ class SchedulerDeployment:
     """The scheduling service on a port of its own."""
 
     async def __init__(  # type: ignore[misc]
-        self, config: LabConfig, lane_costs: dict[str, LaneCost] | None
+        self, config: LabConfig, lane_costs: LaneCosts | None
     ) -> None:
         _prepare_process()
         self._config = config.scheduler

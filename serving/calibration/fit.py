@@ -143,7 +143,8 @@ def fit_draft_cost(points: Sequence[StepPoint], step_time: StepTime) -> Fit[Draf
     if np.unique(sequences).size > 1:
         named["pass_sequence_s"] = passes * sequences
     times, weights = _robust(np.column_stack(list(named.values())), seconds, verify_s)
-    form = DraftCost(**dict(zip(named, times, strict=True)))
+    found = dict(zip(named, times, strict=True))
+    form = DraftCost(found.get("step_s", 0.0), found["pass_s"], found.get("pass_sequence_s", 0.0))
     added_s = np.array([form.draft_s(point.num_drafts, point.drafted_sequences) for point in drafted])
     return Fit(form, _shares(verify_s + added_s, seconds, weights))
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from serving.core.choice import Choice, LaneScore, Why
@@ -28,7 +28,7 @@ from serving.core.request import Lease, RequestEnd, SchedulingRequest
 from serving.core.speculation.estimator import AcceptanceEstimator, DraftOutcome
 from serving.core.speculation.reliability import Reliability
 from serving.core.speculation.text_kind import TextKind
-from serving.scheduler.lane_costs import LaneCost
+from serving.scheduler.lane_costs import LaneCosts
 from serving.scheduler.placement import LeastOutstanding, PlacementPolicy, ReplicaState
 
 KEEP_CHOICES = 20
@@ -113,7 +113,7 @@ class Adaptive(PlacementPolicy):
     """`adaptive`: the lane that is expected to give most tokens a second with the request on it. See the module.
 
     Args:
-        lane_costs: of each lane that takes requests which pin none, unless it is the only one of its model.
+        lane_costs: of each lane that takes requests which pin none.
         margin: by which another lane must be better than the one that is kept; a share.
 
     Attributes:
@@ -123,12 +123,13 @@ class Adaptive(PlacementPolicy):
         reliability: by lane; each request in the bin of its predicted acceptance.
     """
 
-    def __init__(self, lane_costs: Mapping[str, LaneCost], margin: float, rng: random.Random) -> None:
-        self._costs = lane_costs
+    def __init__(self, lane_costs: LaneCosts, margin: float, rng: random.Random) -> None:
+        self._costs = {lane: cost for lane, cost in lane_costs.items() if cost is not None}
+        self._only_lanes = lane_costs.keys() - self._costs.keys()
         self._margin = margin
         self._least = LeastOutstanding(rng)
         priors = {
-            (lane, kind): rates for lane, cost in lane_costs.items() for kind, rates in cost.priors.items()
+            (lane, kind): rates for lane, cost in self._costs.items() for kind, rates in cost.priors.items()
         }
         self._estimator = AcceptanceEstimator(priors)
         self._replicas: dict[str, _Replica] = {}
@@ -146,6 +147,10 @@ class Adaptive(PlacementPolicy):
     # What runs where
 
     def join(self, info: ReplicaInfo) -> None:
+        if info.takes_unpinned and info.lane not in self._costs and info.lane not in self._only_lanes:
+            raise ValueError(
+                f"lane {info.lane!r} takes requests that pin none, and nothing is known of its cost"
+            )
         self.forget(info.replica_id)
         replica = self._replicas[info.replica_id] = _Replica(info)
         self._on_cores.setdefault(_cores(info), {})[info.replica_id] = replica
@@ -320,7 +325,7 @@ class Adaptive(PlacementPolicy):
         return winners
 
     def _are_known(self, candidates: Sequence[ReplicaState]) -> bool:
-        """False where there is one lane only, which needs no profile."""
+        """False where there is one lane only, which need not be measured."""
         return all(candidate.info.lane in self._costs for candidate in candidates)
 
     def explain(self) -> Choice | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from serving.config import SchedulerConfig
@@ -20,7 +20,7 @@ from serving.scheduler.adaptive import Adaptive
 from serving.scheduler.admission import LabView, QueueLimits, Refusal, admit
 from serving.scheduler.estimator import DrainRate, LaneEstimator, OutputPredictor
 from serving.scheduler.fleet import NOTHING_KEPT, Fleet, Kept, Places
-from serving.scheduler.lane_costs import LaneCost
+from serving.scheduler.lane_costs import LaneCosts
 from serving.scheduler.ledger import Ledger
 from serving.scheduler.order import WaitingRequest, order_policy
 from serving.scheduler.placement import ReplicaState
@@ -90,7 +90,7 @@ class SchedulerCore:
         config: SchedulerConfig,
         *,
         settled_at_s: float = -math.inf,
-        lane_costs: Mapping[str, LaneCost] | None = None,
+        lane_costs: LaneCosts | None = None,
     ) -> None:
         self._config = config
         self._settled_at_s = self._missed_until_s = settled_at_s

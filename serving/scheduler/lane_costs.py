@@ -53,10 +53,14 @@ class LaneCost:
         return fmean(self.draft_share.values()) if self.draft_share else 1.0
 
 
-def lane_costs_of(config: LabConfig) -> dict[str, LaneCost] | None:
-    """Of the lanes that placement `adaptive` chooses from, by `scheduler.profile`; None under another placement.
+# Of each lane that placement `adaptive` sends requests to; None of one that is the only lane of its model.
+LaneCosts = Mapping[str, LaneCost | None]
 
-    A lane that is the only one of its model is not chosen, and needs no profile.
+
+def lane_costs_of(config: LabConfig) -> LaneCosts | None:
+    """By `scheduler.profile`; None under another placement.
+
+    A lane that is the only one of its model is no choice, and need not be in the profile.
 
     Raises:
         ConfigError: the profile cannot be read, lacks one of them, or has one with drafts of another length; the
@@ -67,10 +71,12 @@ def lane_costs_of(config: LabConfig) -> dict[str, LaneCost] | None:
         return None
     unpinned = [lane for lane in config.lanes if lane.unpinned_model is not None]
     of_model = Counter(lane.unpinned_model for lane in unpinned)
-    lanes = [lane for lane in unpinned if of_model[lane.unpinned_model] > 1]
     try:
         profile = load(Path(settings.profile))
-        return {lane.name: _of_lane(lane, profile) for lane in lanes}
+        return {
+            lane.name: _of_lane(lane, profile) if of_model[lane.unpinned_model] > 1 else None
+            for lane in unpinned
+        }
     except ConfigError as error:
         raise ConfigError(f"scheduler.profile = {settings.profile!r}: {error}") from None
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 
 from serving.config import SchedulerConfig
 from serving.scheduler.adaptive import Adaptive
-from serving.scheduler.lane_costs import LaneCost
+from serving.scheduler.lane_costs import LaneCosts
 from serving.scheduler.placement import LeastOutstanding, PlacementPolicy, PowerOfTwo, PrefixAffinity
 
 
 def placement_policy(
-    config: SchedulerConfig, rng: random.Random, lane_costs: Mapping[str, LaneCost] | None = None
+    config: SchedulerConfig, rng: random.Random, lane_costs: LaneCosts | None = None
 ) -> PlacementPolicy:
     """The placement that the config names.
 

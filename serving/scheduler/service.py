@@ -24,7 +24,7 @@ from serving.metrics.registry import CONTENT_TYPE, exposition
 from serving.metrics.tenant_label import OTHER_TENANTS
 from serving.scheduler.admission import Refusal
 from serving.scheduler.core import Grant, SchedulerCore
-from serving.scheduler.lane_costs import LaneCost
+from serving.scheduler.lane_costs import LaneCosts
 from serving.scheduler.metrics import SchedulerMetrics
 from serving.scheduler.protocol import (
     BAD_HELLO,
@@ -93,7 +93,7 @@ class SchedulerService:
         lanes: Sequence[LaneConfig],
         clock: Callable[[], float] = time.monotonic,
         settle_s: float = SETTLE_S,
-        lane_costs: Mapping[str, LaneCost] | None = None,
+        lane_costs: LaneCosts | None = None,
     ) -> None:
         self._clock = clock
         self._config = config

@@ -10,7 +10,7 @@ import heapq
 import math
 import random
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from serving.core.request import ReplicaVerdict, RequestEnd, SchedulingRequest
 from serving.core.speculation.acceptance import extended
 from serving.core.speculation.text_kind import TextKind
 from serving.scheduler.core import SchedulerCore
-from serving.scheduler.lane_costs import LaneCost, mean_rates
+from serving.scheduler.lane_costs import LaneCost, LaneCosts, mean_rates
 from serving.simulation.calibrated import CalibratedReplica, LaneModel, SimulatedSequence
 from serving.simulation.lab import EXPIRY_TICK_S
 
@@ -130,7 +130,7 @@ class PlannedLab:
         num_cells: int = 1,
         seed: int = 0,
         text_kinds: Sequence[TextKind] = (),
-        lane_costs: Mapping[str, LaneCost] | None = None,
+        lane_costs: LaneCosts | None = None,
         shares_cores: bool = False,
     ) -> None:
         lanes = [lane for lane, num_replicas in fleet for _ in range(num_replicas)]

@@ -392,7 +392,7 @@ def test_a_lease_from_before_counts_as_open_and_stays_where_it_is() -> None:
 
 def test_the_only_lane_of_a_model_is_no_choice_though_nobody_measured_it() -> None:
     alone = replica("o1", "other", model="tuned"), replica("o2", "other", model="tuned")
-    made = policy(plain(), drafting(), *alone)
+    made = policy(plain(), drafting(), *alone, costs=COSTS | {"other": None})
     busy = ask(1, COPY, model="tuned")
     run(made, busy, alone[0])
     assert made.choose(ask(2, COPY, model="tuned"), states(*alone)).info in alone
@@ -400,6 +400,12 @@ def test_the_only_lane_of_a_model_is_no_choice_though_nobody_measured_it() -> No
     assert made.choices == {("other", COPY, Why.ONLY_CHOICE): 1}
     made.ended("r1", ended(61, 31))
     assert not made.accepted
+
+
+def test_a_lane_that_nobody_measured_takes_no_request_that_pins_none() -> None:
+    with pytest.raises(ValueError, match="lane 'other'"):
+        policy(replica("o", "other"))
+    policy(replica("o", "other", takes_unpinned=False))
 
 
 def test_of_a_lane_that_chooses_for_each_row_nothing_is_learnt() -> None:

@@ -778,6 +778,8 @@ async def test_pages_and_metrics() -> None:
             "device": "none",
             "arguments": [],
             "tokenizer": "",
+            "max_step_tokens": None,
+            "kv_tokens": None,
         }
         async with http.get("/targets") as page:
             targets = await page.json()

@@ -104,7 +104,7 @@ def test_repeats_of_a_stage_are_one_and_by_how_much_they_differ_is_said(tmp_path
         replace(each, label=replace(each.label, stage=f"{each.label.stage}/repeat 2"))
         for each in records_of("batched", slower=1.5)
     ]
-    stages = [stage_run(first), stage_run(again, plan=replace(stage_run(again).plan, repeat=1))]
+    stages = [stage_run(first), stage_run(again, plan=replace(stage_run(first).plan, repeat=1))]
     (tmp_path / "run").mkdir()
     write_whole_run(tmp_path / "run", run_file(stages), [*first, *again])
     (compared,) = compare_with_run(tmp_path / "run", profile(), SchedulerConfig(), lambda _: None, seed=0)

@@ -96,4 +96,4 @@ def test_a_verb_that_takes_too_long_is_named(tmp_path: Path) -> None:
         raise subprocess.TimeoutExpired(list(arguments), limit_s)
 
     with pytest.raises(click.ClickException, match="tandem calibrate was not done after 360 s"):
-        validate(tmp_path, tmp_path, (), "", "1", "copy", 720, call)
+        validate(tmp_path, tmp_path, (), "", "1", "copy", 1, 720, call)
