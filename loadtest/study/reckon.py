@@ -91,8 +91,8 @@ def drafts_of_kinds(lane: LaneProfile, context_tokens: float) -> tuple[Drafts, .
     def tokens_per_s(batch: int, drafts: Drafts) -> float:
         longest, rates, draft_share = _of_mean_row(lane, drafts)
         step_s = lane.cost_model.step_time.step_s(batch * (1 + longest * draft_share), batch * context_tokens)
-        # A pass holds those rows only whose drafts are that long.
-        rows = batch * fmean(drafts) / longest if longest else batch
+        # A pass holds those rows only whose drafts are that long; where none is, a learned draft has all of them.
+        rows = batch * draft_share if longest else batch
         step_s += lane.cost_model.draft_cost.draft_s(longest, rows)
         return batch * tokens_per_step(rates) / step_s
 

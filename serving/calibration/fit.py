@@ -1,6 +1,9 @@
 """Fits step times to measured steps: by relative error, robust against steps that something else held up.
 
-Coefficients are times, so none may be negative: with three of them every choice of those above 0 is tried.
+Coefficients are times, so none may be negative: every choice of those above 0 is tried.
+
+The form is that of the steps which nothing held up; its level is that of the mean step, held-up ones included, for
+tokens/s and TPOT go by the mean.
 """
 
 from __future__ import annotations
@@ -8,12 +11,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from statistics import median
 from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from serving.core.speculation.step_time import DraftCost, LinearStepTime, RooflineStepTime, StepTime
+from serving.core.speculation.cost_model import CostModel
+from serving.core.speculation.step_time import (
+    FREE_PROMPTS,
+    DraftCost,
+    LinearStepTime,
+    PromptCost,
+    RooflineStepTime,
+    StepTime,
+)
 
 Floats = npt.NDArray[np.float64]
 Form = TypeVar("Form")
@@ -26,6 +38,8 @@ REWEIGHTINGS = 30
 LEAST_SHARE = 0.25  # of the time that a step roughly takes: errors of shorter ones are relative to that
 NUM_KNEES = 200
 OUTLIER_WEIGHT = 0.5  # a step that counts for less is one
+LONGEST_HOLD_UP = 3.0  # of a step's time: one that took longer counts as one that took so long
+LEAST_REAL = 1 / 3  # of it: one that seems to have taken less is an error of the record
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +51,7 @@ class StepPoint:
         kv_tokens: positions in the KV cache of all its sequences.
         seconds: how long it took.
         num_drafts: tokens drafted for each of `drafted_sequences`; 0 without speculation.
+        prompt_tokens: of `tokens`, those of prompts.
     """
 
     tokens: float
@@ -44,6 +59,7 @@ class StepPoint:
     seconds: float
     num_drafts: int = 0
     drafted_sequences: float = 0.0
+    prompt_tokens: float = 0.0
 
     def __post_init__(self) -> None:
         most = float("inf")
@@ -79,19 +95,68 @@ class Fit(Generic[Form]):
 
 
 def fit_linear(points: Sequence[StepPoint]) -> Fit[LinearStepTime]:
-    """t = a + b * tokens + c * kv_tokens, of the points without drafts.
+    """t = a + b * tokens + c * kv_tokens, and d more where there are prompts, of the points without drafts.
 
     Raises:
         ValueError: they are too few or too much alike to tell the coefficients apart.
     """
+    return fit_plain(points)[0]
+
+
+def fit_plain(points: Sequence[StepPoint]) -> tuple[Fit[LinearStepTime], PromptCost]:
+    """`fit_linear`, and d: of steps that decode too. Prompts alone come at an engine that was idle, or in a burst.
+
+    Raises:
+        ValueError: as `fit_linear`.
+    """
     tokens, kv_tokens, seconds = _plain(points)
+    is_mixed = [bool(point.prompt_tokens) and point.kv_tokens > 0 for point in points if not point.num_drafts]
+    has_prompt = np.array(is_mixed, dtype=np.float64)
     columns = [np.ones_like(tokens), tokens]
     if kv_tokens.any():
         columns.append(kv_tokens)
     _check_told_apart(columns)
-    times, weights = _robust(np.column_stack(columns), seconds)
+    has_both = bool(0 < has_prompt.sum() < len(has_prompt))
+    if has_both:
+        columns.append(has_prompt)
+    stacked = np.column_stack(columns)
+    times, weights = _robust(stacked, seconds)
+    times = [time * _level(stacked @ times, seconds) for time in times]
+    prompt_cost = PromptCost(times.pop()) if has_both else FREE_PROMPTS
     form = LinearStepTime(*times, *([0.0] * (3 - len(times))))
-    return Fit(form, _residuals(form, tokens, kv_tokens, seconds, weights))
+    predicted = np.array(
+        [form.step_s(*pair) for pair in zip(tokens.tolist(), kv_tokens.tolist(), strict=True)]
+    )
+    return Fit(form, _shares(predicted + prompt_cost.step_s * has_prompt, seconds, weights)), prompt_cost
+
+
+def fit_prompt_cost(
+    points: Sequence[StepPoint], plain: CostModel, plain_points: Sequence[StepPoint]
+) -> PromptCost:
+    """What prompts cost a lane that drafts, of its steps without a draft; no less than the lane without drafts.
+
+    Args:
+        plain, plain_points: of that lane. What its steps of prompts alone take beyond the model, the engine being
+            idle before, is not the draft's.
+    """
+    prompts = [point for point in points if point.prompt_tokens and not point.num_drafts]
+    if len(prompts) < MIN_POINTS:
+        return plain.prompt_cost
+    alone = [point for point in plain_points if point.prompt_tokens and not point.kv_tokens]
+    idle_s = (
+        max(0.0, median([point.seconds - _prompt_step_s(plain, point) for point in alone])) if alone else 0.0
+    )
+    prompt_tokens = np.array([float(point.prompt_tokens) for point in prompts])
+    seconds = np.array([point.seconds for point in prompts])
+    known_s = np.array(
+        [_prompt_step_s(plain, point) + (0.0 if point.kv_tokens else idle_s) for point in prompts]
+    )
+    columns = np.column_stack([np.ones_like(prompt_tokens), prompt_tokens])
+    times, _ = _robust(columns, seconds, known_s)
+    scale = _level_of_added(columns @ times, seconds, known_s)
+    return PromptCost(
+        plain.prompt_cost.step_s + scale * times[0], plain.prompt_cost.token_s + scale * times[1]
+    )
 
 
 def fit_roofline(points: Sequence[StepPoint]) -> Fit[RooflineStepTime]:
@@ -142,11 +207,36 @@ def fit_draft_cost(points: Sequence[StepPoint], step_time: StepTime) -> Fit[Draf
         named["step_s"] = np.ones_like(passes)
     if np.unique(sequences).size > 1:
         named["pass_sequence_s"] = passes * sequences
-    times, weights = _robust(np.column_stack(list(named.values())), seconds, verify_s)
-    found = dict(zip(named, times, strict=True))
+    columns = np.column_stack(list(named.values()))
+    times, weights = _robust(columns, seconds, verify_s)
+    scale = _level_of_added(columns @ times, seconds, verify_s)
+    found = {name: scale * time for name, time in zip(named, times, strict=True)}
     form = DraftCost(found.get("step_s", 0.0), found["pass_s"], found.get("pass_sequence_s", 0.0))
     added_s = np.array([form.draft_s(point.num_drafts, point.drafted_sequences) for point in drafted])
     return Fit(form, _shares(verify_s + added_s, seconds, weights))
+
+
+def _prompt_step_s(plain: CostModel, point: StepPoint) -> float:
+    return plain.step_time.step_s(point.tokens, point.kv_tokens) + plain.prompt_cost.prompt_s(
+        point.prompt_tokens
+    )
+
+
+def _level(predicted_s: Floats, seconds: Floats) -> float:
+    """How much longer the mean step takes than is predicted of it."""
+    ratios = seconds / predicted_s
+    real = ratios[ratios >= LEAST_REAL]
+    return float(np.minimum(real, LONGEST_HOLD_UP).mean()) if real.size else 1.0
+
+
+def _level_of_added(added_s: Floats, seconds: Floats, known_s: Floats) -> float:
+    """By what the added part has to be multiplied for the whole to be right on the mean; 0 at least."""
+    whole_s = known_s + added_s
+    share = float((added_s / whole_s).mean())
+    if not share:
+        return 1.0
+    lacks = _level(whole_s, seconds) - 1
+    return max(0.0, 1 + lacks / share)
 
 
 def _plain(points: Sequence[StepPoint]) -> tuple[Floats, Floats, Floats]:

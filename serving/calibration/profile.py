@@ -15,11 +15,25 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from serving.calibration.fit import Residuals, StepPoint, fit_draft_cost, fit_linear, fit_roofline
+from serving.calibration.fit import (
+    Residuals,
+    StepPoint,
+    fit_draft_cost,
+    fit_plain,
+    fit_prompt_cost,
+    fit_roofline,
+)
 from serving.core.errors import ConfigError, TandemError
 from serving.core.speculation.acceptance import Rates, checked_rates
 from serving.core.speculation.cost_model import CostModel
-from serving.core.speculation.step_time import FREE_DRAFTS, DraftCost, LinearStepTime, RooflineStepTime
+from serving.core.speculation.step_time import (
+    FREE_DRAFTS,
+    FREE_PROMPTS,
+    DraftCost,
+    LinearStepTime,
+    PromptCost,
+    RooflineStepTime,
+)
 from serving.core.speculation.text_kind import TextKind
 
 FORMAT = 1
@@ -55,6 +69,7 @@ class LaneProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             decode steps, those without a draft included.
         draft_share: by workload, the mean length of drafts over k, steps without one included; 1 where not given.
         points: what was measured.
+        prompt_cost: what steps with prompts take longer; None: nothing.
         overhead_s: of a request that is alone, in no step: client, gateway, scheduler, reading and writing text.
     """
 
@@ -71,6 +86,7 @@ class LaneProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     draft_share: dict[str, float] = {}
     points: tuple[StepPoint, ...] = ()
     overhead_s: float = 0.0
+    prompt_cost: PromptCost | None = None
 
     def __post_init__(self) -> None:
         if not LANE_NAME.fullmatch(self.lane):
@@ -100,7 +116,7 @@ class LaneProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def cost_model(self) -> CostModel:
-        return CostModel(self.step_time, self.draft_cost or FREE_DRAFTS)
+        return CostModel(self.step_time, self.draft_cost or FREE_DRAFTS, self.prompt_cost or FREE_PROMPTS)
 
     def with_passes_of_learned_drafts(self) -> LaneProfile:
         """As a learned draft costs: a file that was written before the cost of drafts said so may lack it."""
@@ -219,7 +235,7 @@ def measured_lane(
     roofline: RooflineStepTime | None
     draft_cost: DraftCost | None
     if num_drafts == 0:
-        fit = fit_linear(points)
+        fit, prompt_cost = fit_plain(points)
         step_time, residuals = fit.form, fit.residuals
         roofline, draft_cost = fit_roofline(points).form, None
     elif plain is None:
@@ -229,6 +245,7 @@ def measured_lane(
     else:
         drafts = fit_draft_cost(points, plain.step_time)
         step_time, roofline = plain.step_time, plain.roofline
+        prompt_cost = fit_prompt_cost(points, plain.cost_model, plain.points)
         residuals = drafts.residuals
         draft_cost = dataclasses.replace(drafts.form, least_passes=int(is_learned))
     return LaneProfile(
@@ -245,4 +262,5 @@ def measured_lane(
         dict(draft_share or {}),
         tuple(points),
         overhead_s,
+        prompt_cost,
     )

@@ -90,15 +90,19 @@ def drafts_of_rows(cost: CostModel, rows: Sequence[Candidate], kv_tokens: float)
     if not batch:
         return best
     best_rate = batch / cost.decode_step_s(batch, kv_tokens / batch, 0)
+    drafting = cost.draft_cost
+    # The passes of a learned draft hold all rows; other drafts cost the rows that have one.
+    token_s = 0.0 if drafting.least_passes else drafting.pass_sequence_s
     for longest in range(1, max((row.available for row in rows), default=0) + 1):
-        draft_s = cost.draft_cost.draft_s(longest, batch)
+        draft_s = drafting.draft_s(longest, batch) - token_s * longest * batch
         chosen = [0] * batch
         tokens, positions = float(batch), batch
         rate = tokens / (cost.step_time.step_s(batch, kv_tokens) + draft_s)
         for minus_chance, position, place in line:
             if position > longest:
                 continue
-            further = (tokens - minus_chance) / (cost.step_time.step_s(positions + 1, kv_tokens) + draft_s)
+            verify_s = cost.step_time.step_s(positions + 1, kv_tokens) + token_s * (positions + 1 - batch)
+            further = (tokens - minus_chance) / (verify_s + draft_s)
             if further <= rate:
                 break
             tokens, positions, rate = tokens - minus_chance, positions + 1, further

@@ -245,13 +245,16 @@ class CalibratedReplica:
             return None
         self._retune(self._lane.drafts_at(num_decoding))
         positions = self._positions
+        prompt_tokens = 0
         self._steps = 1
         if self._prefilling:
-            positions += self._take_chunks(max(1, self._lane.max_step_tokens - round(positions)))
+            prompt_tokens = self._take_chunks(max(1, self._lane.max_step_tokens - round(positions)))
+            positions += prompt_tokens
         else:
             self._steps = self._decoding[0][0] - self.num_steps
         cost = self._lane.cost
         self._base_s = cost.step_time.step_s(positions, self._kv) + self._draft_s()
+        self._base_s += cost.prompt_cost.prompt_s(prompt_tokens)
         self._growth_s = 0.0
         if self._steps > 1:
             # Both forms of a step's time are linear in the KV cache.
@@ -338,7 +341,12 @@ class CalibratedReplica:
 
         A learned draft has its first with all who decode, whether they get a draft or not.
         """
-        drafts = [(k, count) for k, count in zip(self._k, self._num_of_kind, strict=True) if k and count]
+        shares = chain(self._lane.draft_share, repeat(1.0))
+        drafts = [
+            (k, count * share)
+            for k, count, share in zip(self._k, self._num_of_kind, shares, strict=False)
+            if k and count
+        ]
         if not drafts:
             return self._lane.cost.draft_cost.draft_s(0, len(self._decoding))
         longest, _ = max(drafts)

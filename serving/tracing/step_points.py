@@ -84,4 +84,5 @@ def _point(step: Sequence[StepEvent], kv_tokens: int) -> StepPoint:
         seconds=(step[0].ended_ns - step[0].started_ns) / 1e9,
         num_drafts=max(1, round(sum(drafts) / len(drafts))) if drafts else 0,
         drafted_sequences=len(drafts),
+        prompt_tokens=sum(event.scheduled_tokens for event in step if event.phase is Phase.PREFILL),
     )

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from serving.core.speculation.acceptance import Rates, extended, tokens_per_step
-from serving.core.speculation.step_time import FREE_DRAFTS, DraftCost, StepTime
+from serving.core.speculation.step_time import FREE_DRAFTS, FREE_PROMPTS, DraftCost, PromptCost, StepTime
 
 BISECTIONS = 60
 
@@ -71,6 +71,7 @@ class CostModel:
 
     step_time: StepTime
     draft_cost: DraftCost = FREE_DRAFTS
+    prompt_cost: PromptCost = FREE_PROMPTS
 
     def decode_step_s(
         self, batch: float, context_tokens: float, num_drafts: int, draft_share: float = 1.0
@@ -78,7 +79,7 @@ class CostModel:
         """Seconds of a step in which `batch` sequences of that context decode, each with k drafts."""
         positions = batch * (1 + num_drafts * draft_share)
         verify_s = self.step_time.step_s(positions, batch * context_tokens)
-        return verify_s + self.draft_cost.draft_s(num_drafts, batch)
+        return verify_s + self.draft_cost.draft_s(num_drafts, batch * draft_share)
 
     def decode(
         self, batch: float, context_tokens: float, num_drafts: int, rates: Rates, draft_share: float = 1.0
@@ -108,7 +109,10 @@ class CostModel:
         context = lengths.prompt_tokens + lengths.output_tokens / 2
         decoding = batch * decode_steps / steps
         step_s = self.step_time.step_s(batch * positions, batch * context)
-        step_s += self.draft_cost.draft_s(num_drafts, decoding)
+        step_s += self.draft_cost.draft_s(num_drafts, decoding * draft_share)
+        # A step in which none of them is at its prompt has nothing of what prompts cost.
+        step_s += self.prompt_cost.step_s * (1 - (1 - 1 / steps) ** batch)
+        step_s += self.prompt_cost.token_s * batch * lengths.prompt_tokens / steps
         return Outlook(
             batch,
             num_drafts,

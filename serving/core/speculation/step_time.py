@@ -121,6 +121,26 @@ class DraftCost:
         return self.step_s + passes * (self.pass_s + self.pass_sequence_s * sequences)
 
 
+@dataclass(frozen=True, slots=True)
+class PromptCost:
+    """What a step takes longer that computes prompts, beyond its positions.
+
+    Attributes:
+        step_s: once a step, such as one without a CUDA graph.
+        token_s: of each position of prompts, such as a learned draft that reads them too.
+    """
+
+    step_s: float = 0.0
+    token_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_times(step_s=self.step_s, token_s=self.token_s)
+
+    def prompt_s(self, prompt_tokens: float) -> float:
+        """Seconds that a step with so many positions of prompts takes longer."""
+        return self.step_s + self.token_s * prompt_tokens if prompt_tokens else 0.0
+
+
 def _ratio(shared_s: float, each_s: float) -> float:
     return shared_s / each_s if each_s else float("inf")
 
@@ -132,3 +152,4 @@ def _check_times(**times_s: float) -> None:
 
 
 FREE_DRAFTS = DraftCost()
+FREE_PROMPTS = PromptCost()

@@ -6,8 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.calibration.fit import StepPoint, fit_draft_cost, fit_linear, fit_roofline
-from serving.core.speculation.step_time import DraftCost, LinearStepTime, RooflineStepTime, StepTime
+from serving.calibration.fit import (
+    StepPoint,
+    fit_draft_cost,
+    fit_linear,
+    fit_plain,
+    fit_prompt_cost,
+    fit_roofline,
+)
+from serving.core.speculation.cost_model import CostModel
+from serving.core.speculation.step_time import (
+    DraftCost,
+    LinearStepTime,
+    PromptCost,
+    RooflineStepTime,
+    StepTime,
+)
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTEXTS = (0, 200, 1000)
@@ -40,17 +54,50 @@ def test_a_speculation_step_time_is_found_again(form: LinearStepTime) -> None:
     assert fit.form.kv_token_s == pytest.approx(form.kv_token_s, rel=1e-3, abs=1e-11)
 
 
-def test_the_linear_fit_holds_against_steps_that_were_held_up() -> None:
+def test_the_form_of_a_fit_is_that_of_steps_which_nothing_held_up_and_its_level_the_mean_s() -> None:
     points = steps(LINEAR, noise=0.02)
     for place in (3, 9, 15, 20):  # four of 24 took three times as long
         points[place] = StepPoint(points[place].tokens, points[place].kv_tokens, 3 * points[place].seconds)
     fit = fit_linear(points)
-    assert fit.form.fixed_s == pytest.approx(LINEAR.fixed_s, rel=0.05)
-    assert fit.form.token_s == pytest.approx(LINEAR.token_s, rel=0.1)
+    level = (20 + 4 * 3) / 24
+    assert fit.form.fixed_s == pytest.approx(level * LINEAR.fixed_s, rel=0.05)
+    assert fit.form.token_s == pytest.approx(level * LINEAR.token_s, rel=0.1)
     assert fit.residuals.num_points == 24
     assert fit.residuals.num_outliers >= 4
-    assert fit.residuals.median_share < 0.04
-    assert fit.residuals.max_share == pytest.approx(2 / 3, abs=0.05)
+    assert fit.residuals.median_share == pytest.approx(level - 1, abs=0.04)
+    assert fit.residuals.max_share == pytest.approx(1 - level / 3, abs=0.05)
+
+
+def test_a_step_that_was_held_up_for_long_counts_as_one_for_a_while() -> None:
+    points = steps(LINEAR)
+    points[3] = StepPoint(points[3].tokens, points[3].kv_tokens, 1000 * points[3].seconds)
+    level = (23 + 3) / 24
+    assert fit_linear(points).form.fixed_s == pytest.approx(level * LINEAR.fixed_s, rel=0.01)
+
+
+def test_a_step_with_prompts_that_takes_longer_is_known_by_it() -> None:
+    """As on a GPU, where only steps without prompts are replayed from a graph."""
+    plain = [*steps(LINEAR)]
+    prompts = [
+        StepPoint(tokens, 50, LINEAR.step_s(tokens, 50) + 0.015, prompt_tokens=tokens - 3)
+        for tokens in (40, 60, 300, 700)
+    ]
+    fit, prompt_cost = fit_plain([*plain, *prompts])
+    assert fit.form.fixed_s == pytest.approx(LINEAR.fixed_s, rel=0.01)
+    assert fit.form.token_s == pytest.approx(LINEAR.token_s, rel=0.01)
+    assert prompt_cost.step_s == pytest.approx(0.015, rel=0.01)
+    assert prompt_cost.token_s == 0
+    assert fit.residuals.max_share < 0.01
+    drafting = [
+        StepPoint(tokens, 0, LINEAR.step_s(tokens, 0) + 0.015 + 0.002 + 1e-4 * tokens, prompt_tokens=tokens)
+        for tokens in (40, 60, 300, 700)
+    ]
+    model = CostModel(LINEAR, prompt_cost=PromptCost(0.015))
+    found = fit_prompt_cost(drafting, model, [])
+    assert (found.step_s, found.token_s) == pytest.approx((0.017, 1e-4), rel=0.01)
+    assert fit_prompt_cost(drafting[:2], CostModel(LINEAR), []) == PromptCost()
+    idle = [StepPoint(40, 0, LINEAR.step_s(40, 0) + 0.015 + 0.002, prompt_tokens=40)]
+    assert fit_prompt_cost(drafting, model, idle).step_s == pytest.approx(0.015, rel=0.01)
 
 
 @pytest.mark.parametrize("seconds", [1e-3, 5e-5, 1e-6])

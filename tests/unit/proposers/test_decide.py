@@ -19,8 +19,13 @@ def tokens_per_s(cost: CostModel, rows: list[Candidate], chosen: tuple[int, ...]
         sum(row.chance**position for position in range(drafts + 1))
         for row, drafts in zip(rows, chosen, strict=True)
     )
-    step_s = cost.step_time.step_s(batch + sum(chosen), 0) + cost.draft_cost.draft_s(max(chosen), batch)
-    return given / step_s
+    step_s = cost.step_time.step_s(batch + sum(chosen), 0)
+    if cost.draft_cost.least_passes:
+        return given / (step_s + cost.draft_cost.draft_s(max(chosen), batch))
+    # Without a model each drafted token has its part, and each further length its pass.
+    drafting = cost.draft_cost
+    passes_s = drafting.step_s + max(chosen) * drafting.pass_s if max(chosen) else 0.0
+    return given / (step_s + passes_s + sum(chosen) * drafting.pass_sequence_s)
 
 
 @pytest.mark.parametrize("cost", [CHEAP, COSTLY, LEARNED])

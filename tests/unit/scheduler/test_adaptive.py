@@ -19,7 +19,7 @@ from serving.core.speculation.text_kind import TextKind
 from serving.scheduler.adaptive import Adaptive
 from serving.scheduler.breaker import Breaker
 from serving.scheduler.core import SchedulerCore
-from serving.scheduler.lane_costs import LaneCost
+from serving.scheduler.lane_costs import LaneCost, LaneCosts
 from serving.scheduler.ledger import Load
 from serving.scheduler.placement import ReplicaState
 from tests.unit.scheduler.examples import core, placed, replica, request
@@ -45,7 +45,7 @@ def drafting(replica_id: str = "s", **fields: Any) -> ReplicaInfo:
     return replace(replica(replica_id, "speculative", Strategy.SPECULATIVE, max_running=16), **fields)
 
 
-def policy(*replicas: ReplicaInfo, margin: float = 0.0, costs: dict[str, LaneCost] | None = None) -> Adaptive:
+def policy(*replicas: ReplicaInfo, margin: float = 0.0, costs: LaneCosts | None = None) -> Adaptive:
     made = Adaptive(COSTS if costs is None else costs, margin, random.Random(0))
     for info in replicas:
         made.join(info)

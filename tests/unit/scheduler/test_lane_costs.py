@@ -15,7 +15,7 @@ from serving.calibration.profile import LaneProfile, Profile, save
 from serving.core.errors import ConfigError
 from serving.core.speculation.step_time import DraftCost, LinearStepTime
 from serving.core.speculation.text_kind import TextKind
-from serving.scheduler.lane_costs import lane_costs_of
+from serving.scheduler.lane_costs import LaneCost, lane_costs_of
 
 STEP = LinearStepTime(0.02, 0.002, 0)
 FITTED = Residuals(20, 0.01, 0.02, 0.03, 0)
@@ -55,8 +55,14 @@ def lab(
     return config.load(tmp_path / "lab.yaml")
 
 
+def known(given: config.LabConfig, lane: str) -> LaneCost:
+    cost = (lane_costs_of(given) or {})[lane]
+    assert cost is not None
+    return cost
+
+
 def test_workloads_are_kinds_of_text_and_those_of_one_kind_their_mean(tmp_path: Path) -> None:
-    cost = (lane_costs_of(lab(tmp_path)) or {})["speculative"]
+    cost = known(lab(tmp_path), "speculative")
     assert cost.priors[TextKind.COPY] == (0.9, 0.8)
     assert cost.priors[TextKind.GROUNDED] == pytest.approx((0.5, 0.3))
     assert set(cost.priors) == {TextKind.COPY, TextKind.GROUNDED}, "what no kind is known of says nothing"
@@ -157,7 +163,7 @@ def test_a_lane_with_a_table_is_expected_to_draft_by_it(tmp_path: Path) -> None:
     given = with_drafts(
         tmp_path, method="ngram", profile=profile, num_speculative_tokens_per_batch_size=table
     )
-    cost = (lane_costs_of(given) or {})["mine"]
+    cost = known(given, "mine")
     assert [cost.num_drafts(batch) for batch in range(8)] == [2, 2, 2, 2, 1, 0, 0, 0]
     assert cost.priors[TextKind.COPY] == (0.9, 0.8), "of the lane that its drafts were measured on"
     assert cost.cost.decode_step_s(1, 0, 0) == pytest.approx(STEP.step_s(1, 0))
@@ -173,7 +179,7 @@ def test_a_learned_draft_has_a_pass_where_it_drafts_nothing(tmp_path: Path) -> N
         profile=profile,
         num_speculative_tokens_per_batch_size=table,
     )
-    cost = (lane_costs_of(given) or {})["mine"].cost
+    cost = known(given, "mine").cost
     assert cost.decode_step_s(4, 0, 0) == pytest.approx(STEP.step_s(4, 0) + 0.001)
     assert cost.decode_step_s(1, 0, 2) == pytest.approx(STEP.step_s(3, 0) + 0.001)
 
@@ -185,7 +191,7 @@ def test_a_lane_that_chooses_for_each_row_is_expected_to_draft_what_is_best_for_
         drafter="ngram",
         profile={"path": "profile.json", "lane": "speculative", "context_tokens": 0},
     )
-    cost = (lane_costs_of(given) or {})["mine"]
+    cost = known(given, "mine")
     rates = (0.7, 0.55)  # the mean of two kinds
     expected = [cost.cost.best_num_drafts(batch, 0, rates, 2, cost.share(TextKind.OPEN)) for batch in BATCHES]
     assert [cost.num_drafts(batch) for batch in BATCHES] == expected
@@ -221,7 +227,7 @@ def test_a_table_may_draft_more_than_was_measured(tmp_path: Path) -> None:
         profile={"path": "profile.json", "lane": "speculative"},
         num_speculative_tokens_per_batch_size=[[1, 6, 3]],
     )
-    cost = (lane_costs_of(given) or {})["mine"]
+    cost = known(given, "mine")
     assert (cost.max_drafts, len(cost.priors[TextKind.COPY])) == (3, 3)
 
 
@@ -237,7 +243,7 @@ def test_rates_of_several_kinds_go_with_the_share_of_several(tmp_path: Path) -> 
         profile={"path": "profile.json", "lane": "speculative", "context_tokens": 0},
     )
     save(structs.replace(PROFILE, lanes=(PROFILE.lanes[0], measured)), tmp_path / "profile.json")
-    cost = (lane_costs_of(given) or {})["mine"]
+    cost = known(given, "mine")
     rates = tuple(fmean(each[place] for each in cost.priors.values()) for place in range(2))
     share = fmean(cost.draft_share.values())
     assert share != cost.share(TextKind.OPEN)

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from serving.core.speculation.acceptance import Rates, extended, geometric_rates
 from serving.core.speculation.cost_model import BatchRange, CostModel, Lengths
-from serving.core.speculation.step_time import DraftCost, LinearStepTime, RooflineStepTime, StepTime
+from serving.core.speculation.step_time import (
+    DraftCost,
+    LinearStepTime,
+    PromptCost,
+    RooflineStepTime,
+    StepTime,
+)
 from serving.simulation.calibrated import (
     CalibratedReplica,
     LaneModel,
@@ -293,6 +299,19 @@ def test_a_learned_draft_has_its_pass_where_nothing_is_drafted() -> None:
         engine.end()
     prompts_s, decode_s = 0.01 + 0.020, 0.01 + 0.002 + 0.002 + 0.003 + 2 * 0.0005
     assert now_s == pytest.approx(prompts_s + 10 * decode_s)
+
+
+def test_prompts_cost_what_the_lane_says() -> None:
+    cost = CostModel(LinearStepTime(0.01, 0.001, 0), prompt_cost=PromptCost(0.02, 0.0001))
+    engine = CalibratedReplica(LaneModel("a", cost, same_drafts(0, 4), ((),)), random.Random(1))
+    engine.join(SimulatedSequence(0, 30, 6, 0), 0.0)
+    now_s = 0.0
+    while (ends_at_s := engine.start(now_s)) is not None:
+        now_s = ends_at_s
+        engine.end()
+    assert now_s == pytest.approx(0.01 + 0.03 + 0.02 + 0.003 + 5 * 0.011)
+    alone = cost.serve(1, Lengths(30, 6), 0, ())
+    assert alone.tokens_per_s == pytest.approx(6 / now_s)
 
 
 def test_drafts_of_a_kind_are_as_many_as_those_of_the_lane() -> None:

@@ -42,12 +42,12 @@ def test_a_step_is_all_that_its_requests_compute_and_hold() -> None:
         event(1, "z", 7, phase=Phase.PREFILL, replica="r2", took_ms=50),
     ]
     assert step_points(events) == [
-        StepPoint(40, 0, 0.030),
-        StepPoint(10, 40, 0.030),
-        StepPoint(24, 50, 0.030, 3, 1),
+        StepPoint(40, 0, 0.030, prompt_tokens=40),
+        StepPoint(10, 40, 0.030, prompt_tokens=10),
+        StepPoint(24, 50, 0.030, 3, 1, prompt_tokens=20),
         # Of the four positions two were refused.
         StepPoint(4, 52 + 20, 0.030, 2, 1),
-        StepPoint(7, 0, 0.050),
+        StepPoint(7, 0, 0.050, prompt_tokens=7),
     ]
 
 
@@ -71,7 +71,7 @@ def test_steps_of_one_phase_alone() -> None:
         event(3, "b", 1),
     ]
     assert step_points(events, Phase.DECODE) == [StepPoint(2, 41 + 20, 0.030)]
-    assert step_points(events, Phase.PREFILL) == [StepPoint(40, 0, 0.030)]
+    assert step_points(events, Phase.PREFILL) == [StepPoint(40, 0, 0.030, prompt_tokens=40)]
 
 
 def test_steps_with_a_request_from_before_the_recording_are_left_out() -> None:
