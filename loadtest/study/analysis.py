@@ -248,6 +248,23 @@ class Study:
         return Estimate(value, float(low), float(high))
 
 
+def together(studies: Sequence[Study]) -> Study:
+    """The repeats of several runs as those of one; there is one at least.
+
+    Raises:
+        ValueError: they have other arms, or steps of another length.
+    """
+    first = studies[0]
+    for other in studies[1:]:
+        if other.arms.keys() != first.arms.keys() or other.step_s != first.step_s:
+            raise ValueError(
+                f"runs of {', '.join(first.arms)} with steps of {first.step_s:g} s, and of "
+                f"{', '.join(other.arms)} with {other.step_s:g} s, are not of one study"
+            )
+    arms = {arm: [run for study in studies for run in study.arms[arm]] for arm in first.arms}
+    return Study(arms, first.fixed, first.step_s)
+
+
 def _sum(counters: Iterable[Counter[Key]]) -> Counter[Key]:
     total: Counter[Key] = Counter()
     for counter in counters:

@@ -14,6 +14,7 @@ from loadtest.report.tables import wide_console
 from loadtest.run.experiment import MAX_SEED
 from loadtest.run.options import runs_dir_option
 from loadtest.run.plan import write_plan
+from loadtest.study.analysis import together
 from loadtest.study.arms import ARMS, PLACEMENT
 from loadtest.study.figures import figures_of
 from loadtest.study.measured import LANES, NAME, faults_of, plan_of, reckon, studies_of_run
@@ -57,9 +58,10 @@ USABLE = (ExitCode.OK, ExitCode.INVALID)
 @click.option("--seed", type=click.IntRange(0, MAX_SEED), default=1, show_default=True)
 @click.option(
     "--run",
-    "run_dir",
+    "run_dirs",
+    multiple=True,
     type=click.Path(path_type=Path),
-    help="Only read this run of the study again; with the same --profile and --seed.",
+    help="Only read this run of the study again, with the same --profile; several are read as one.",
 )
 @runs_dir_option
 def main(
@@ -70,17 +72,22 @@ def main(
     ttft_limit_s: float,
     capacity_rps: float | None,
     seed: int,
-    run_dir: Path | None,
+    run_dirs: tuple[Path, ...],
     runs_dir: Path,
 ) -> None:
     """Compare decoding that adapts with decoding that does not, on a running lab that has no other load."""
     try:
         reckoned = reckon(profiles.load(profile_file), LANES, ttft_limit_s, seed)
         capacity_rps = capacity_rps or reckoned.capacity_rps
-        if run_dir is None:
-            run_dir = _measure(base_url, step_s, repeats, capacity_rps, seed, runs_dir)
-        run, studies = studies_of_run(run_dir, LANES, reckoned.objectives)
-        faults = faults_of(run_dir)
+        if not run_dirs:
+            run_dirs = (_measure(base_url, step_s, repeats, capacity_rps, seed, runs_dir),)
+        run, by_run = None, []
+        for run_dir in run_dirs:
+            run, studies = studies_of_run(run_dir, LANES, reckoned.objectives)
+            by_run.append(studies)
+        assert run is not None, "one at least"
+        judged_by = {name: together([studies[name] for studies in by_run]) for name in by_run[0]}
+        faults = [fault for run_dir in run_dirs for fault in faults_of(run_dir)]
     except (ValueError, ConfigError) as error:
         raise click.UsageError(str(error)) from None
     except lab.LabError as error:
@@ -91,7 +98,7 @@ def main(
     console = wide_console()
     found, panels = [], []
     for objective in reckoned.objectives:
-        judged = studies[objective.name]
+        judged = judged_by[objective.name]
         found += verdicts(judged, PLACEMENT, objective.name)
         panels.append(Panel(objective.name, run.run.model["name"], judged, capacity_rps))
         print_study(console, f"{objective.name}: {objective.text}", judged)
@@ -100,13 +107,13 @@ def main(
     path = run_directory.write_figures(
         NAME,
         {
-            "run": str(run_dir),
+            "runs": list(map(str, run_dirs)),
             "arms": ARMS,
             "lanes": LANES,
             "capacity_rps": capacity_rps,
             "measured_on": run.run.machine,
             "objectives": {
-                objective.name: {"text": objective.text} | figures_of(studies[objective.name])
+                objective.name: {"text": objective.text} | figures_of(judged_by[objective.name])
                 for objective in reckoned.objectives
             },
             "verdicts": [str(verdict) for verdict in found],

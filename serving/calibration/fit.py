@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from statistics import median
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -19,7 +18,6 @@ import numpy.typing as npt
 
 from serving.core.speculation.cost_model import CostModel
 from serving.core.speculation.step_time import (
-    FREE_PROMPTS,
     DraftCost,
     LinearStepTime,
     PromptCost,
@@ -104,14 +102,15 @@ def fit_linear(points: Sequence[StepPoint]) -> Fit[LinearStepTime]:
 
 
 def fit_plain(points: Sequence[StepPoint]) -> tuple[Fit[LinearStepTime], PromptCost]:
-    """`fit_linear`, and d: of steps that decode too. Prompts alone come at an engine that was idle, or in a burst.
+    """`fit_linear`, and what prompts cost: d beside who decodes, and what their steps take longer when alone.
 
     Raises:
         ValueError: as `fit_linear`.
     """
     tokens, kv_tokens, seconds = _plain(points)
-    is_mixed = [bool(point.prompt_tokens) and point.kv_tokens > 0 for point in points if not point.num_drafts]
-    has_prompt = np.array(is_mixed, dtype=np.float64)
+    plain = [point for point in points if not point.num_drafts]
+    has_prompt = np.array([float(bool(point.prompt_tokens) and not _is_alone(point)) for point in plain])
+    is_usual = np.array([not _is_alone(point) for point in plain])
     columns = [np.ones_like(tokens), tokens]
     if kv_tokens.any():
         columns.append(kv_tokens)
@@ -121,42 +120,45 @@ def fit_plain(points: Sequence[StepPoint]) -> tuple[Fit[LinearStepTime], PromptC
         columns.append(has_prompt)
     stacked = np.column_stack(columns)
     times, weights = _robust(stacked, seconds)
-    times = [time * _level(stacked @ times, seconds) for time in times]
-    prompt_cost = PromptCost(times.pop()) if has_both else FREE_PROMPTS
+    level = _level((stacked @ times)[is_usual], seconds[is_usual])
+    times = [level * time for time in times]
+    mixed_s = times.pop() if has_both else 0.0
     form = LinearStepTime(*times, *([0.0] * (3 - len(times))))
     predicted = np.array(
         [form.step_s(*pair) for pair in zip(tokens.tolist(), kv_tokens.tolist(), strict=True)]
     )
-    return Fit(form, _shares(predicted + prompt_cost.step_s * has_prompt, seconds, weights)), prompt_cost
+    predicted += mixed_s * has_prompt
+    alone_s = 0.0
+    if not is_usual.all():
+        alone_s = max(0.0, float(np.median((seconds - predicted)[~is_usual])))
+    return Fit(form, _shares(predicted + alone_s * ~is_usual, seconds, weights)), PromptCost(
+        mixed_s, 0.0, alone_s
+    )
 
 
-def fit_prompt_cost(
-    points: Sequence[StepPoint], plain: CostModel, plain_points: Sequence[StepPoint]
-) -> PromptCost:
+def fit_prompt_cost(points: Sequence[StepPoint], plain: CostModel) -> PromptCost:
     """What prompts cost a lane that drafts, of its steps without a draft; no less than the lane without drafts.
 
     Args:
-        plain, plain_points: of that lane. What its steps of prompts alone take beyond the model, the engine being
-            idle before, is not the draft's.
+        plain: of that lane.
     """
     prompts = [point for point in points if point.prompt_tokens and not point.num_drafts]
     if len(prompts) < MIN_POINTS:
         return plain.prompt_cost
-    alone = [point for point in plain_points if point.prompt_tokens and not point.kv_tokens]
-    idle_s = (
-        max(0.0, median([point.seconds - _prompt_step_s(plain, point) for point in alone])) if alone else 0.0
-    )
     prompt_tokens = np.array([float(point.prompt_tokens) for point in prompts])
     seconds = np.array([point.seconds for point in prompts])
     known_s = np.array(
-        [_prompt_step_s(plain, point) + (0.0 if point.kv_tokens else idle_s) for point in prompts]
+        [
+            plain.step_time.step_s(point.tokens, point.kv_tokens)
+            + plain.prompt_cost.prompt_s(point.prompt_tokens, are_alone=_is_alone(point))
+            for point in prompts
+        ]
     )
     columns = np.column_stack([np.ones_like(prompt_tokens), prompt_tokens])
     times, _ = _robust(columns, seconds, known_s)
     scale = _level_of_added(columns @ times, seconds, known_s)
-    return PromptCost(
-        plain.prompt_cost.step_s + scale * times[0], plain.prompt_cost.token_s + scale * times[1]
-    )
+    cost = plain.prompt_cost
+    return PromptCost(cost.step_s + scale * times[0], cost.token_s + scale * times[1], cost.alone_s)
 
 
 def fit_roofline(points: Sequence[StepPoint]) -> Fit[RooflineStepTime]:
@@ -216,10 +218,9 @@ def fit_draft_cost(points: Sequence[StepPoint], step_time: StepTime) -> Fit[Draf
     return Fit(form, _shares(verify_s + added_s, seconds, weights))
 
 
-def _prompt_step_s(plain: CostModel, point: StepPoint) -> float:
-    return plain.step_time.step_s(point.tokens, point.kv_tokens) + plain.prompt_cost.prompt_s(
-        point.prompt_tokens
-    )
+def _is_alone(point: StepPoint) -> bool:
+    """Whether it is of prompts, and nobody had anything in the KV cache."""
+    return bool(point.prompt_tokens) and not point.kv_tokens
 
 
 def _level(predicted_s: Floats, seconds: Floats) -> float:

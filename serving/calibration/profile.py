@@ -245,7 +245,7 @@ def measured_lane(
     else:
         drafts = fit_draft_cost(points, plain.step_time)
         step_time, roofline = plain.step_time, plain.roofline
-        prompt_cost = fit_prompt_cost(points, plain.cost_model, plain.points)
+        prompt_cost = fit_prompt_cost(points, plain.cost_model)
         residuals = drafts.residuals
         draft_cost = dataclasses.replace(drafts.form, least_passes=int(is_learned))
     return LaneProfile(

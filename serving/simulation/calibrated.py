@@ -254,7 +254,7 @@ class CalibratedReplica:
             self._steps = self._decoding[0][0] - self.num_steps
         cost = self._lane.cost
         self._base_s = cost.step_time.step_s(positions, self._kv) + self._draft_s()
-        self._base_s += cost.prompt_cost.prompt_s(prompt_tokens)
+        self._base_s += cost.prompt_cost.prompt_s(prompt_tokens, are_alone=not num_decoding)
         self._growth_s = 0.0
         if self._steps > 1:
             # Both forms of a step's time are linear in the KV cache.

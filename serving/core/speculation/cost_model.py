@@ -113,6 +113,7 @@ class CostModel:
         # A step in which none of them is at its prompt has nothing of what prompts cost.
         step_s += self.prompt_cost.step_s * (1 - (1 - 1 / steps) ** batch)
         step_s += self.prompt_cost.token_s * batch * lengths.prompt_tokens / steps
+        step_s += self.prompt_cost.alone_s * (1 / steps) ** batch
         return Outlook(
             batch,
             num_drafts,

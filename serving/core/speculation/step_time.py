@@ -128,17 +128,21 @@ class PromptCost:
     Attributes:
         step_s: once a step, such as one without a CUDA graph.
         token_s: of each position of prompts, such as a learned draft that reads them too.
+        alone_s: of a step of prompts alone: they come to an engine that was idle.
     """
 
     step_s: float = 0.0
     token_s: float = 0.0
+    alone_s: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_times(step_s=self.step_s, token_s=self.token_s)
+        _check_times(step_s=self.step_s, token_s=self.token_s, alone_s=self.alone_s)
 
-    def prompt_s(self, prompt_tokens: float) -> float:
+    def prompt_s(self, prompt_tokens: float, *, are_alone: bool) -> float:
         """Seconds that a step with so many positions of prompts takes longer."""
-        return self.step_s + self.token_s * prompt_tokens if prompt_tokens else 0.0
+        if not prompt_tokens:
+            return 0.0
+        return self.step_s + self.token_s * prompt_tokens + (self.alone_s if are_alone else 0.0)
 
 
 def _ratio(shared_s: float, each_s: float) -> float:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -86,18 +87,31 @@ def test_a_step_with_prompts_that_takes_longer_is_known_by_it() -> None:
     assert fit.form.fixed_s == pytest.approx(LINEAR.fixed_s, rel=0.01)
     assert fit.form.token_s == pytest.approx(LINEAR.token_s, rel=0.01)
     assert prompt_cost.step_s == pytest.approx(0.015, rel=0.01)
-    assert prompt_cost.token_s == 0
+    assert (prompt_cost.token_s, prompt_cost.alone_s) == (0, 0)
     assert fit.residuals.max_share < 0.01
     drafting = [
         StepPoint(tokens, 0, LINEAR.step_s(tokens, 0) + 0.015 + 0.002 + 1e-4 * tokens, prompt_tokens=tokens)
         for tokens in (40, 60, 300, 700)
     ]
     model = CostModel(LINEAR, prompt_cost=PromptCost(0.015))
-    found = fit_prompt_cost(drafting, model, [])
+    found = fit_prompt_cost(drafting, model)
     assert (found.step_s, found.token_s) == pytest.approx((0.017, 1e-4), rel=0.01)
-    assert fit_prompt_cost(drafting[:2], CostModel(LINEAR), []) == PromptCost()
-    idle = [StepPoint(40, 0, LINEAR.step_s(40, 0) + 0.015 + 0.002, prompt_tokens=40)]
-    assert fit_prompt_cost(drafting, model, idle).step_s == pytest.approx(0.015, rel=0.01)
+    assert fit_prompt_cost(drafting[:2], CostModel(LINEAR)) == PromptCost()
+
+
+def test_prompts_that_come_to_an_idle_engine_are_no_measure_of_others() -> None:
+    alone = [
+        StepPoint(tokens, 0, LINEAR.step_s(tokens, 0) + 0.015, prompt_tokens=tokens)
+        for tokens in (40, 60, 300)
+    ]
+    fit, prompt_cost = fit_plain([*steps(LINEAR), *alone])
+    assert fit.form.fixed_s == pytest.approx(LINEAR.fixed_s, rel=0.02)
+    assert prompt_cost.step_s == 0
+    assert prompt_cost.alone_s == pytest.approx(0.015, rel=0.05)
+    drafting = [replace(point, seconds=point.seconds + 0.004) for point in (*alone, alone[0])]
+    found = fit_prompt_cost(drafting, CostModel(fit.form, prompt_cost=prompt_cost))
+    assert found.alone_s == prompt_cost.alone_s
+    assert found.step_s == pytest.approx(0.004, rel=0.1)
 
 
 @pytest.mark.parametrize("seconds", [1e-3, 5e-5, 1e-6])

@@ -302,14 +302,14 @@ def test_a_learned_draft_has_its_pass_where_nothing_is_drafted() -> None:
 
 
 def test_prompts_cost_what_the_lane_says() -> None:
-    cost = CostModel(LinearStepTime(0.01, 0.001, 0), prompt_cost=PromptCost(0.02, 0.0001))
+    cost = CostModel(LinearStepTime(0.01, 0.001, 0), prompt_cost=PromptCost(0.02, 0.0001, 0.005))
     engine = CalibratedReplica(LaneModel("a", cost, same_drafts(0, 4), ((),)), random.Random(1))
     engine.join(SimulatedSequence(0, 30, 6, 0), 0.0)
     now_s = 0.0
     while (ends_at_s := engine.start(now_s)) is not None:
         now_s = ends_at_s
         engine.end()
-    assert now_s == pytest.approx(0.01 + 0.03 + 0.02 + 0.003 + 5 * 0.011)
+    assert now_s == pytest.approx(0.01 + 0.03 + 0.02 + 0.003 + 0.005 + 5 * 0.011)
     alone = cost.serve(1, Lengths(30, 6), 0, ())
     assert alone.tokens_per_s == pytest.approx(6 / now_s)
 

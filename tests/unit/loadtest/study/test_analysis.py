@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from loadtest.study.analysis import Answers, StepTally, Study, objectives, tally
+from loadtest.study.analysis import Answers, StepTally, Study, objectives, tally, together
 from loadtest.study.schedule import LEVELS, offered_load, rise_and_fall
 from loadtest.study.verdicts import verdicts
 
@@ -125,6 +125,19 @@ def test_where_no_fixed_arm_gives_anything_nothing_is_lost() -> None:
 def test_what_cannot_be_compared_is_refused(arms: dict[str, list[tuple[StepTally, ...]]], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         study(**arms)
+
+
+def test_runs_of_one_study_are_read_as_one() -> None:
+    one = study(plain=[steps(60)], drafts=[steps(50)], adapts=[steps(90)])
+    other = study(plain=[steps(40)], drafts=[steps(50)], adapts=[steps(10)])
+    both = together([one, other])
+    assert both.num_repeats == 2
+    assert both.gain("adapts").value == pytest.approx(1.0)
+    assert both.gain("adapts").high == pytest.approx(1.5)
+    with pytest.raises(ValueError, match="are not of one study"):
+        together([one, Study(other.arms, ("plain", "drafts"), STEP_S + 1)])
+    with pytest.raises(ValueError, match="plain, drafts, adapts .* and of plain, drafts with"):
+        together([one, study(plain=[steps(40)], drafts=[steps(50)])])
 
 
 def test_requests_fall_into_the_step_in_which_they_were_due_and_keep_the_limits_of_their_kind() -> None:
