@@ -136,7 +136,7 @@ def test_runs_of_one_study_are_read_as_one() -> None:
     assert both.gain("adapts").high == pytest.approx(1.5)
     with pytest.raises(ValueError, match="are not of one study"):
         together([one, Study(other.arms, ("plain", "drafts"), STEP_S + 1)])
-    with pytest.raises(ValueError, match="plain, drafts, adapts .* and of plain, drafts with"):
+    with pytest.raises(ValueError, match=r"plain, drafts, adapts .* and of plain, drafts with"):
         together([one, study(plain=[steps(40)], drafts=[steps(50)])])
 
 
