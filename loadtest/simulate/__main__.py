@@ -150,7 +150,7 @@ def main(
             click.echo(note, err=True)
         lengths = mean_lengths(offered)
         choices = candidates(profile, split_names(lanes) if lanes else (), mix, lengths)
-        scheduler = _scheduler(config_file)
+        scheduler = _scheduler(config_file) or SchedulerConfig()
         planner = Planner(
             scheduler,
             offered,
@@ -233,7 +233,7 @@ def _against(
         compared = compare_with_run(
             run_dir,
             profile,
-            config.load(config_file).scheduler if config_file else None,
+            _scheduler(config_file),
             say,
             seed=seed,
             left_out=left_out.append,
@@ -259,8 +259,8 @@ def _against(
     click.echo(f"figures: {path}", err=as_json)
 
 
-def _scheduler(config_file: Path | None) -> SchedulerConfig:
-    return config.load(config_file).scheduler if config_file else SchedulerConfig()
+def _scheduler(config_file: Path | None) -> SchedulerConfig | None:
+    return config.load(config_file).scheduler if config_file else None
 
 
 @contextmanager

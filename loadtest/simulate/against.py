@@ -145,21 +145,19 @@ def compare_with_run(
         plan = repeats[0].stage.plan
         num_replicas = max(1, replicas[plan.lane])
         simulated = [_simulated(profile, repeat, num_replicas, scheduler, seed) for repeat in repeats]
-        served = sum(map(_is_served, (record for repeat in simulated for record in repeat.records)))
-        if served < MIN_REQUESTS:
+        if (served := _num_served(simulated)) < MIN_REQUESTS:
             left_out(
                 f"{group}: in the simulation {served} of its requests were served; the scheduler refused the rest"
             )
             continue
-        num_counted = sum(len(repeat.records) for repeat in repeats)
-        num_served = sum(map(_is_served, (record for repeat in repeats for record in repeat.records)))
+        num_served = _num_served(repeats)
         compared.append(
             Compared(
                 plan.lane,
                 plan.workload,
                 plan.load.label,
                 num_served,
-                num_counted - num_served,
+                sum(len(repeat.records) for repeat in repeats) - num_served,
                 _figures(repeats),
                 _figures(simulated),
                 _spread([_figures([repeat]) for repeat in repeats]),
@@ -242,6 +240,11 @@ def _lane_of(directory: Path, replica: Mapping[str, Any]) -> str:
 
 def _is_served(record: RequestRecord) -> bool:
     return record.is_completed and bool(record.output_tokens) and bool(record.chunk_at_s)
+
+
+def _num_served(repeats: Sequence[Repeat]) -> int:
+    """Of the requests that count."""
+    return sum(_is_served(record) for repeat in repeats for record in repeat.records)
 
 
 def _ran(record: RequestRecord) -> bool:

@@ -81,12 +81,9 @@ def main(
         capacity_rps = capacity_rps or reckoned.capacity_rps
         if not run_dirs:
             run_dirs = (_measure(base_url, step_s, repeats, capacity_rps, seed, runs_dir),)
-        run, by_run = None, []
-        for run_dir in run_dirs:
-            run, studies = studies_of_run(run_dir, LANES, reckoned.objectives)
-            by_run.append(studies)
-        assert run is not None, "one at least"
-        judged_by = {name: together([studies[name] for studies in by_run]) for name in by_run[0]}
+        read = [studies_of_run(run_dir, LANES, reckoned.objectives) for run_dir in run_dirs]
+        run, names = read[-1]
+        judged_by = {name: together([studies[name] for _, studies in read]) for name in names}
         faults = [fault for run_dir in run_dirs for fault in faults_of(run_dir)]
     except (ValueError, ConfigError) as error:
         raise click.UsageError(str(error)) from None

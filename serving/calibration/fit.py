@@ -109,8 +109,8 @@ def fit_plain(points: Sequence[StepPoint]) -> tuple[Fit[LinearStepTime], PromptC
     """
     tokens, kv_tokens, seconds = _plain(points)
     plain = [point for point in points if not point.num_drafts]
-    has_prompt = np.array([float(bool(point.prompt_tokens) and not _is_alone(point)) for point in plain])
-    is_usual = np.array([not _is_alone(point) for point in plain])
+    is_alone = np.array([_is_alone(point) for point in plain])
+    has_prompt = np.array([float(point.prompt_tokens > 0) for point in plain]) * ~is_alone
     columns = [np.ones_like(tokens), tokens]
     if kv_tokens.any():
         columns.append(kv_tokens)
@@ -120,7 +120,7 @@ def fit_plain(points: Sequence[StepPoint]) -> tuple[Fit[LinearStepTime], PromptC
         columns.append(has_prompt)
     stacked = np.column_stack(columns)
     times, weights = _robust(stacked, seconds)
-    level = _level((stacked @ times)[is_usual], seconds[is_usual])
+    level = _level((stacked @ times)[~is_alone], seconds[~is_alone])
     times = [level * time for time in times]
     mixed_s = times.pop() if has_both else 0.0
     form = LinearStepTime(*times, *([0.0] * (3 - len(times))))
@@ -128,12 +128,9 @@ def fit_plain(points: Sequence[StepPoint]) -> tuple[Fit[LinearStepTime], PromptC
         [form.step_s(*pair) for pair in zip(tokens.tolist(), kv_tokens.tolist(), strict=True)]
     )
     predicted += mixed_s * has_prompt
-    alone_s = 0.0
-    if not is_usual.all():
-        alone_s = max(0.0, float(np.median((seconds - predicted)[~is_usual])))
-    return Fit(form, _shares(predicted + alone_s * ~is_usual, seconds, weights)), PromptCost(
-        mixed_s, 0.0, alone_s
-    )
+    alone_s = max(0.0, float(np.median((seconds - predicted)[is_alone]))) if is_alone.any() else 0.0
+    residuals = _shares(predicted + alone_s * is_alone, seconds, weights)
+    return Fit(form, residuals), PromptCost(mixed_s, 0.0, alone_s)
 
 
 def fit_prompt_cost(points: Sequence[StepPoint], plain: CostModel) -> PromptCost:

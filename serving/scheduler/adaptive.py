@@ -125,7 +125,7 @@ class Adaptive(PlacementPolicy):
 
     def __init__(self, lane_costs: LaneCosts, margin: float, rng: random.Random) -> None:
         self._costs = {lane: cost for lane, cost in lane_costs.items() if cost is not None}
-        self._only_lanes = lane_costs.keys() - self._costs.keys()
+        self._lanes = frozenset(lane_costs)
         self._margin = margin
         self._least = LeastOutstanding(rng)
         priors = {
@@ -147,7 +147,7 @@ class Adaptive(PlacementPolicy):
     # What runs where
 
     def join(self, info: ReplicaInfo) -> None:
-        if info.takes_unpinned and info.lane not in self._costs and info.lane not in self._only_lanes:
+        if info.takes_unpinned and info.lane not in self._lanes:
             raise ValueError(
                 f"lane {info.lane!r} takes requests that pin none, and nothing is known of its cost"
             )
@@ -272,10 +272,9 @@ class Adaptive(PlacementPolicy):
         if request.lane is not None:
             return self._least.choose(request, candidates)
         if not self._are_known(candidates):
-            chosen_state = self._least.choose(request, candidates)
-            lane = chosen_state.info.lane
-            self._remember(Choice(lane, request.kind, Why.ONLY_CHOICE, ()))
-            return chosen_state
+            state = self._least.choose(request, candidates)
+            self._remember(Choice(state.info.lane, request.kind, Why.ONLY_CHOICE, ()))
+            return state
         arriving = _sequences_of(request)
         scored: list[_Scored] = []
         winners: list[_Scored] = []

@@ -341,17 +341,12 @@ class CalibratedReplica:
 
         A learned draft has its first with all who decode, whether they get a draft or not.
         """
-        shares = chain(self._lane.draft_share, repeat(1.0))
-        drafts = [
-            (k, count * share)
-            for k, count, share in zip(self._k, self._num_of_kind, shares, strict=False)
-            if k and count
-        ]
-        if not drafts:
-            return self._lane.cost.draft_cost.draft_s(0, len(self._decoding))
-        longest, _ = max(drafts)
-        drafted = sum(k * count for k, count in drafts)
-        return self._lane.cost.draft_cost.draft_s(longest, drafted / longest)
+        cost, num_decoding = self._lane.cost.draft_cost, len(self._decoding)
+        longest = max((k for k, count in zip(self._k, self._num_of_kind, strict=True) if count), default=0)
+        if not longest:
+            return cost.draft_s(0, num_decoding)
+        # Each who decodes has one position of its own, and its drafts.
+        return cost.draft_s(longest, (self._positions - num_decoding) / longest)
 
     def _retune(self, num_drafts: tuple[int, ...]) -> None:
         """Go on with another k: who decodes needs more steps from here, or fewer."""
