@@ -242,7 +242,8 @@ def _run(run: Job, with_ceiling: bool, as_json: bool, all_tables: bool) -> int:
     todo = replace(plan, stages=tuple(stage for stage in plan.stages if stage.key not in run.finished))
     click.echo(
         f"{len(todo.stages)} stages, {todo.num_requests} requests; "
-        f"about {todo.estimated_s:.0f} s expected, at most {todo.max_s:.0f} s by the time boxes; seed {plan.seed}",
+        f"about {todo.estimated_s:.0f} s expected, each stage is cut after "
+        f"{todo.longest_stage_s:g} s; seed {plan.seed}",
         err=True,
     )
     for note in notes_of(todo):

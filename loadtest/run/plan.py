@@ -189,9 +189,9 @@ class Plan:
         return sum(stage.estimated_s for stage in self.stages)
 
     @property
-    def max_s(self) -> float:
-        """The longest that the stages may take: the sum of their time boxes."""
-        return sum(stage.max_stage_s for stage in self.stages)
+    def longest_stage_s(self) -> float:
+        """The largest time box."""
+        return max((stage.max_stage_s for stage in self.stages), default=0.0)
 
 
 def _namesakes(load: Load, other: Load) -> str:

@@ -71,17 +71,23 @@ def candidates(profile: Profile, names: Sequence[str], mix: TextMix, lengths: Le
     """The lanes of those names, or all; after each that speculates, the same with k by batch.
 
     Args:
+        names: of lanes; with `BY_BATCH` behind it, only the one with k by batch.
         lengths: means of the requests, which k by batch and capacities are reckoned for.
 
     Raises:
-        ConfigError: a lane is not in the profile, or lacks acceptance on a kind of text.
+        ConfigError: a lane is not in the profile, drafts nothing and is wanted by batch, or lacks acceptance on a
+            kind of text.
     """
-    found = []
-    for lane in [profile.lane(name) for name in names] or profile.lanes:
-        found.append(_fixed(lane, mix, lengths))
+    found: dict[str, Candidate] = {}
+    for name in names or [lane.lane for lane in profile.lanes]:
+        lane = profile.lane(name.removesuffix(BY_BATCH))
+        chosen = [] if name.endswith(BY_BATCH) else [_fixed(lane, mix, lengths)]
         if lane.num_drafts:
-            found.append(_by_batch(lane, mix, lengths))
-    return found
+            chosen.append(_by_batch(lane, mix, lengths))
+        if not chosen:
+            raise ConfigError(f"--lanes {name!r}: lane {lane.lane!r} drafts nothing, so it has no k by batch")
+        found |= {candidate.name: candidate for candidate in chosen}
+    return list(found.values())
 
 
 def _fixed(lane: LaneProfile, mix: TextMix, lengths: Lengths) -> Candidate:

@@ -4,9 +4,9 @@
 arm's goodput that an adaptive arm did not give; below 0 it gave more. The best fixed arm is chosen anew at each
 load for the regret by load, and once for the whole run.
 
-Intervals: 95 percent, by drawing whole repeats with replacement, the same for all arms, for the arms of a repeat
-share their arrivals. The best fixed arm is chosen within each draw, so the choice is part of what is uncertain.
-Of few repeats they are too narrow; of one there is none.
+Intervals: 95 percent, by drawing repeats of each step with replacement, the same for all arms, for the arms of a
+step's repeat share their arrivals. The best fixed arm is chosen within each draw, so the choice is part of what is
+uncertain. Of few repeats they are too narrow; of one there is none.
 
 Source: the percentile bootstrap, Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13.
 """
@@ -34,7 +34,7 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What became of one arm's requests in one repeat; shape (requests,) each.
+    """What became of some requests of one arm; shape (requests,) each.
 
     Attributes:
         due_s: since the load began.
@@ -51,6 +51,18 @@ class Answers:
     e2e_s: Floats
     lane: Ints
     lanes: tuple[str, ...]
+
+    def part(self, which: Mask) -> Answers:
+        """Those of the mask."""
+        return Answers(
+            self.due_s[which],
+            self.kind[which],
+            self.ttft_s[which],
+            self.tpot_s[which],
+            self.e2e_s[which],
+            self.lane[which],
+            self.lanes,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +117,14 @@ class StepTally:
     lanes: Counter[tuple[int, str]] = field(default_factory=Counter)
 
 
-def tally(answers: Answers, objective: Objective, step_s: float) -> tuple[StepTally, ...]:
-    """Each step of the rise and fall, in its order."""
+def by_step(answers: Answers, step_s: float) -> tuple[Answers, ...]:
+    """Those due in each step of the rise and fall, in its order."""
+    step = step_of(answers.due_s, step_s)
+    return tuple(answers.part(step == number) for number in range(len(rise_and_fall())))
+
+
+def tally(answers: Answers, objective: Objective) -> StepTally:
+    """What is counted of one step of one arm's repeat."""
     met = np.zeros(len(answers.due_s), dtype=np.bool_)
     broken: dict[str, Mask] = {}
     for kind, slo in enumerate(objective.of_kinds):
@@ -115,22 +133,15 @@ def tally(answers: Answers, objective: Objective, step_s: float) -> tuple[StepTa
         met |= own & met_by(slo, found, len(own))
         for text, mask in found.items():
             broken[text] = broken.get(text, np.zeros_like(met)) | (own & mask)
-    step = step_of(answers.due_s, step_s)
-    tallies = []
-    for number in range(len(rise_and_fall())):
-        here = step == number
-        served = here & (answers.lane >= 0)
-        pairs = zip(answers.kind[served].tolist(), answers.lane[served].tolist(), strict=True)
-        tallies.append(
-            StepTally(
-                int(here.sum()),
-                int(met[here].sum()),
-                Counter({text: int(mask[here].sum()) for text, mask in broken.items() if mask[here].any()}),
-                tuple(answers.tpot_s[here & np.isfinite(answers.tpot_s)].tolist()),
-                Counter((kind, answers.lanes[lane]) for kind, lane in pairs),
-            )
-        )
-    return tuple(tallies)
+    served = answers.lane >= 0
+    pairs = zip(answers.kind[served].tolist(), answers.lane[served].tolist(), strict=True)
+    return StepTally(
+        len(met),
+        int(met.sum()),
+        Counter({text: int(mask.sum()) for text, mask in broken.items() if mask.any()}),
+        tuple(answers.tpot_s[np.isfinite(answers.tpot_s)].tolist()),
+        Counter((kind, answers.lanes[lane]) for kind, lane in pairs),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,11 +244,15 @@ class Study:
 
     def _goodput(self, arm: str, steps: Sequence[int]) -> tuple[float, Floats]:
         """Requests/s, and of each draw of repeats; shape (RESAMPLES,)."""
-        met = np.array([sum(run[step].met for step in steps) for run in self.arms[arm]], dtype=np.float64)
         seconds = len(steps) * self.step_s
-        # The same draws for every arm and load: arms are compared within a repeat.
-        drawn = np.random.default_rng(0).integers(self.num_repeats, size=(RESAMPLES, self.num_repeats))
-        return float(met.mean()) / seconds, met[drawn].mean(axis=1) / seconds
+        total, totals = 0.0, np.zeros(RESAMPLES)
+        for step in steps:
+            met = np.array([run[step].met for run in self.arms[arm]], dtype=np.float64)
+            # The same draws for every arm: arms are compared within a repeat of a step.
+            drawn = np.random.default_rng(step).integers(self.num_repeats, size=(RESAMPLES, self.num_repeats))
+            total += float(met.mean())
+            totals += met[drawn].mean(axis=1)
+        return total / seconds, totals / seconds
 
     def _estimate(self, value: float, draws: Floats) -> Estimate:
         if self.num_repeats < 2:

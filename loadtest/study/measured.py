@@ -12,14 +12,16 @@ from statistics import fmean
 import numpy as np
 
 from loadtest.client.record import RequestRecord, read_records
+from loadtest.offer.arrivals import schedule
+from loadtest.offer.load import OpenLoop
 from loadtest.offer.workload import load_workload
-from loadtest.run.directory import REQUESTS_FILE, SUMMARY_FILE, RunFile, read_run
-from loadtest.run.plan import Plan, StagePlan, arrivals_of
+from loadtest.run.directory import PLAN_FILE, REQUESTS_FILE, SUMMARY_FILE, RunFile, read_run
+from loadtest.run.plan import Plan, StagePlan, arrivals_of, read_plan, schedule_seed
 from loadtest.run.planning import plan_open
-from loadtest.study.analysis import Answers, Objective, Study, tally
+from loadtest.study.analysis import Answers, Objective, StepTally, Study, tally
 from loadtest.study.arms import BATCHED, FIXED, PLACEMENT, PLUG_IN, SPECULATIVE, TABLE
 from loadtest.study.reckon import capacity_rps, objectives_of
-from loadtest.study.schedule import KINDS, offered_load, rise_and_fall
+from loadtest.study.schedule import KINDS, LEAD_S, offered_step, rise_and_fall, step_names
 from serving.calibration.profile import Profile
 from serving.core.lane import ANY_LANE
 from serving.core.latency import e2e_latency_s, tpot_s, ttft_s
@@ -84,24 +86,34 @@ def plan_of(
     repeats: int,
     seed: int,
 ) -> Plan:
-    """A stage for each arm and repeat: the whole rise and fall. Arms take turns; each repeat begins with another.
+    """A stage for each step of the rise and fall, arm and repeat.
+
+    Arms take turns within a step, and the next step begins with another, so that what the machine does meanwhile
+    falls on all of them. A step in which nobody comes has no stage.
 
     Args:
         lanes: of each arm.
     """
-    load = offered_load(capacity_rps, step_s)
+    loads = [offered_step(step, capacity_rps, step_s) for step in range(len(rise_and_fall()))]
     stages: list[StagePlan] = []
     first_prompt = 0
     arms = list(lanes)
     for repeat in range(repeats):
-        turn = repeat % len(arms)
-        now = [
-            replace(plan_open(lanes[arm], WORKLOAD, load, None, seed, repeat), first_prompt=first_prompt)
-            for arm in (*arms[turn:], *arms[:turn])
-        ]
-        stages += now
-        first_prompt = max(stage.prompts_end for stage in now)
-    return Plan(base_url, model, tuple(stages), name=NAME, seed=seed)
+        for step, load in enumerate(loads):
+            if not _has_requests(load, seed, repeat):
+                continue
+            turn = (repeat + step) % len(arms)
+            now = [
+                replace(
+                    plan_open(lanes[arm], WORKLOAD, load, None, seed, repeat, warmup_s=LEAD_S),
+                    first_prompt=first_prompt,
+                )
+                for arm in (*arms[turn:], *arms[:turn])
+            ]
+            stages += now
+            first_prompt = max(stage.prompts_end for stage in now)
+    # Refusals are a result of this study: no stage is ended for them.
+    return Plan(base_url, model, tuple(stages), name=NAME, seed=seed, max_error_rate=1.0)
 
 
 def studies_of_run(
@@ -112,26 +124,37 @@ def studies_of_run(
     Raises:
         ValueError: the run cannot be read, or is none of this study.
     """
-    run = read_run(directory)
+    run, planned = read_run(directory), read_plan(directory / PLAN_FILE).stages
     by_stage: dict[str, list[RequestRecord]] = {}
     for record in read_records(directory / REQUESTS_FILE):
         by_stage.setdefault(record.label.stage, []).append(record)
-    answers: dict[str, list[Answers]] = {arm: [] for arm in lanes}
-    for stage in sorted(run.stages, key=lambda stage: stage.plan.repeat):
-        plan = stage.plan
-        found = [arm for arm, lane in lanes.items() if lane == plan.lane]
-        if not found or plan.workload != WORKLOAD:
-            raise ValueError(f"{directory}: stage {plan.key} is none of this study")
-        records = by_stage.get(plan.key, [])
-        answers[found[0]].append(answers_of(records, plan, run.run.seed))
-    whole = min(len(runs) for runs in answers.values())
+    arm_of = {lane: arm for arm, lane in lanes.items()}
+    for stage in planned:
+        if stage.lane not in arm_of or stage.workload != WORKLOAD or stage.load.label not in step_names():
+            raise ValueError(f"{directory}: stage {stage.key} is none of this study")
+    has_run = {stage.plan.key for stage in run.stages}
+    cut = {stage.repeat for stage in planned if stage.key not in has_run}
+    whole = sorted({stage.repeat for stage in planned} - cut)
     if not whole:
         raise ValueError(f"{directory}: there is no repeat in which every arm ran")
-    step_s = _step_s(run)
+    answers = {
+        (arm_of[stage.lane], stage.repeat, step_names().index(stage.load.label)): answers_of(
+            by_stage.get(stage.key, []), stage, run.run.seed
+        )
+        for stage in planned
+        if stage.repeat in whole
+    }
+
+    def tallies(arm: str, repeat: int, objective: Objective) -> list[StepTally]:
+        found = (answers.get((arm, repeat, step)) for step in range(len(step_names())))
+        # A step without a stage is one in which nobody came.
+        return [tally(own, objective) if own else StepTally(0, 0) for own in found]
+
+    step_s = _step_s(planned[0])
     return run, {
         objective.name: Study(
-            {arm: [tally(each, objective, step_s) for each in runs[:whole]] for arm, runs in answers.items()},
-            tuple(arm for arm in FIXED if arm in answers),
+            {arm: [tallies(arm, repeat, objective) for repeat in whole] for arm in lanes},
+            tuple(arm for arm in FIXED if arm in lanes),
             step_s,
         )
         for objective in objectives
@@ -155,21 +178,17 @@ def faults_of(directory: Path) -> list[str]:
 
 
 def answers_of(records: list[RequestRecord], plan: StagePlan, seed: int) -> Answers:
-    """What the study looks at of a stage's records; one that has none counts as failed."""
-    arrivals = arrivals_of(plan, seed)
+    """What the study looks at of the requests of a stage that count; one without a record counts as failed."""
+    arrivals = arrivals_of(plan, seed)[plan.warmup_requests :]
     workload = load_workload(plan.workload)
     by_number = {record.label.number: record for record in records}
-    found = [by_number.get(plan.first_prompt + place) for place in range(len(arrivals))]
+    numbers = range(plan.first_prompt + plan.warmup_requests, plan.prompts_end)
+    found = [by_number.get(number) for number in numbers]
     lanes = tuple(sorted({record.served_by_lane for record in found if record and record.served_by_lane}))
     values = np.array([_latencies_s(record) for record in found], dtype=np.float64).reshape(-1, 3)
     return Answers(
         np.array([arrival.at_s for arrival in arrivals]),
-        np.array(
-            [
-                KINDS.index(workload.part(seed, plan.first_prompt + place).name)
-                for place in range(len(arrivals))
-            ]
-        ),
+        np.array([KINDS.index(workload.part(seed, number).name) for number in numbers]),
         values[:, 0],
         values[:, 1],
         values[:, 2],
@@ -193,7 +212,12 @@ def _latencies_s(record: RequestRecord | None) -> tuple[float, float, float]:
     return ttft_s(timeline), tpot_s(timeline) or 0.0, e2e_latency_s(timeline)
 
 
-def _step_s(run: RunFile) -> float:
-    load = run.stages[0].plan.load
-    assert load.kind == "open", "arrivals_of has had it"
-    return load.duration_s / len(rise_and_fall())
+def _step_s(stage: StagePlan) -> float:
+    assert stage.load.kind == "open", "arrivals_of has had it"
+    return stage.load.duration_s - LEAD_S
+
+
+def _has_requests(load: OpenLoop, seed: int, repeat: int) -> bool:
+    """Whether any comes after the lead. It is the same for all lanes."""
+    stage = StagePlan(ANY_LANE, WORKLOAD, load, requests=1, repeat=repeat)
+    return any(arrival.at_s >= LEAD_S for arrival in schedule(load, schedule_seed(stage, seed)))

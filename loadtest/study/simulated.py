@@ -10,7 +10,7 @@ import numpy as np
 
 from loadtest.simulate.lanes import mean_draft_share, mean_rates
 from loadtest.simulate.offered import offered_by
-from loadtest.study.analysis import Answers, Objective, StepTally, Study, tally
+from loadtest.study.analysis import Answers, Objective, StepTally, Study, by_step, tally
 from loadtest.study.arms import ARMS, BATCHED, FIXED, PLACEMENT, PLUG_IN, SPECULATIVE, TABLE
 from loadtest.study.reckon import (
     MIX,
@@ -234,5 +234,6 @@ def study(
                 text_kinds=TEXT_KINDS,
                 shares_cores=hardware.shares_cores,
             ).run()
-            tallies.setdefault(name, []).append(tally(answers_of(run, offered), given.objective, step_s))
+            steps = by_step(answers_of(run, offered), step_s)
+            tallies.setdefault(name, []).append(tuple(tally(step, given.objective) for step in steps))
     return Study(tallies, FIXED, step_s)

@@ -103,7 +103,7 @@ def test_a_whole_run_tells_the_truth(tmp_path: Path) -> None:
 
     assert summary["run"]["seed"] == 5
     assert summary["run"]["status"] == "complete"
-    announced = r"4 stages, 32 requests; about \d+ s expected, at most 720 s by the time boxes; seed 5"
+    announced = r"4 stages, 32 requests; about \d+ s expected, each stage is cut after 180 s; seed 5"
     assert re.search(announced, done.stderr)
     assert "stage 4 of 4: slow, copy, 3 users" in done.stderr
     last = done.stdout.rstrip().splitlines()[-1]

@@ -19,7 +19,7 @@ def test_lanes_take_turns_and_the_demo_fits_its_time() -> None:
         "sequential/copy/1 user", "batched/copy/1 user", "speculative/copy/1 user", "sequential/story/1 user",
     ]  # fmt: skip
     assert plan.estimated_s <= 240
-    assert plan.max_s == 18 * DEFAULT_MAX_STAGE_S
+    assert plan.longest_stage_s == DEFAULT_MAX_STAGE_S
 
 
 def test_the_whole_round_is_repeated_with_other_prompts() -> None:

@@ -20,6 +20,16 @@ def test_all_lanes_are_candidates_and_those_that_draft_once_more() -> None:
         candidates(profile(), ("other",), BOTH, LENGTHS)
 
 
+def test_a_lane_by_batch_is_named_as_tables_name_it() -> None:
+    def named(*names: str) -> list[str]:
+        return [candidate.name for candidate in candidates(profile(), names, BOTH, LENGTHS)]
+
+    assert named("speculative/by-batch") == ["speculative/by-batch"]
+    assert named("speculative/by-batch", "speculative") == ["speculative/by-batch", "speculative"]
+    with pytest.raises(ConfigError, match="--lanes 'batched/by-batch': lane 'batched' drafts nothing"):
+        named("batched/by-batch")
+
+
 def test_a_lane_that_is_named_after_its_table_is_another_one() -> None:
     plain, drafting = profile().lanes
     tuned = msgspec.structs.replace(drafting, lane="speculative-by-batch")

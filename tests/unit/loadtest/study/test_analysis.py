@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from loadtest.study.analysis import Answers, StepTally, Study, objectives, tally, together
-from loadtest.study.schedule import LEVELS, offered_load, rise_and_fall
+from loadtest.study.analysis import Answers, StepTally, Study, by_step, objectives, tally, together
+from loadtest.study.schedule import LEAD_S, LEVELS, offered_load, offered_step, rise_and_fall, step_names
 from loadtest.study.verdicts import verdicts
 
 NUM_STEPS = len(rise_and_fall())
@@ -38,6 +38,19 @@ def test_the_load_rises_once_and_falls_again() -> None:
     load = offered_load(50.0, 4.0)
     assert load.duration_s == 4.0 * len(levels)
     assert [segment.from_per_s for segment in load.segments] == [50.0 * level for level in levels]
+
+
+def test_a_step_by_itself_begins_with_the_load_of_the_one_before() -> None:
+    levels, names = rise_and_fall(), step_names()
+    assert len(set(names)) == len(levels)
+    for step, level in enumerate(levels):
+        load = offered_step(step, 50.0, 4.0)
+        assert [segment.duration_s for segment in load.segments] == [LEAD_S, 4.0]
+        assert [segment.from_per_s for segment in load.segments] == [
+            50.0 * levels[max(0, step - 1)],
+            50.0 * level,
+        ]
+        assert load.label == names[step]
 
 
 def test_regret_is_against_the_arm_that_is_best_at_that_load() -> None:
@@ -86,9 +99,10 @@ def test_repeats_are_drawn_for_all_arms_alike() -> None:
         drafts=[steps(10), steps(25), steps(40)],
         adapts=[steps(18), steps(45), steps(72)],
     )
-    regret = found.regret("adapts", 0.2)
+    regret, gain = found.regret("adapts", 0.2), found.gain("adapts")
     assert (regret.value, regret.low, regret.high) == pytest.approx((0.1, 0.1, 0.1))
-    goodput = found.goodput_rps("plain", found.steps_of(0.2))
+    assert (gain.value, gain.low, gain.high) == pytest.approx((0.9, 0.9, 0.9))
+    goodput = found.goodput_rps("plain", found.steps_of(TOP))
     assert goodput.low is not None
     assert goodput.high is not None
     assert goodput.low <= 2.0 < 5.0 < 8.0 <= goodput.high
@@ -97,9 +111,23 @@ def test_repeats_are_drawn_for_all_arms_alike() -> None:
 def test_the_best_fixed_arm_is_chosen_within_each_draw() -> None:
     # In each repeat one of the fixed arms is as good as the adaptive one: only both repeats together are not.
     found = study(plain=[steps(80), steps(40)], drafts=[steps(40), steps(80)], adapts=[steps(80), steps(80)])
-    gain = found.gain("adapts")
-    assert gain.value == pytest.approx(80 / 60)
-    assert (gain.low, gain.high) == pytest.approx((1.0, 80 / 60))
+    regret = found.regret("adapts", TOP)
+    assert regret.value == pytest.approx(1 - 80 / 60)
+    assert (regret.low, regret.high) == pytest.approx((1 - 80 / 60, 0.0))
+
+
+def test_repeats_of_each_step_are_drawn_by_themselves() -> None:
+    # Steps are as good as each other: of 13 of them less is uncertain than of one.
+    found = study(plain=[steps(80), steps(40)], drafts=[steps(0)] * 2, adapts=[steps(80)] * 2)
+    whole, top = (
+        found.goodput_rps("plain", found.steps_of(None)),
+        found.goodput_rps("plain", found.steps_of(TOP)),
+    )
+    assert (top.low, top.high) == (4.0, 8.0)
+    assert whole.value == top.value == pytest.approx(6.0)
+    assert whole.low is not None
+    assert whole.high is not None
+    assert 4.5 < whole.low < 6.0 < whole.high < 7.5
 
 
 def test_one_repeat_has_no_interval() -> None:
@@ -133,7 +161,7 @@ def test_runs_of_one_study_are_read_as_one() -> None:
     both = together([one, other])
     assert both.num_repeats == 2
     assert both.gain("adapts").value == pytest.approx(1.0)
-    assert both.gain("adapts").high == pytest.approx(1.5)
+    assert both.regret("adapts", TOP).low == pytest.approx(-0.5)
     with pytest.raises(ValueError, match="are not of one study"):
         together([one, Study(other.arms, ("plain", "drafts"), STEP_S + 1)])
     with pytest.raises(ValueError, match=r"plain, drafts, adapts .* and of plain, drafts with"):
@@ -151,7 +179,7 @@ def test_requests_fall_into_the_step_in_which_they_were_due_and_keep_the_limits_
         lane=np.array([0, 1, 1, 1, -1, 0, 0]),
         lanes=("plain", "drafts"),
     )
-    found = tally(answers, by_kind, STEP_S)
+    found = [tally(step, by_kind) for step in by_step(answers, STEP_S)]
     assert [(step.offered, step.met) for step in found] == [(2, 2), (3, 0), *[(0, 0)] * 10, (2, 2)]
     # A copy that is as slow as a story may be, a story with a late first token, and one that was refused.
     assert found[1].misses == {"tpot<20ms": 1, "ttft<1s": 1, "failed": 1}

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import yaml
 
 from loadtest.client.record import RequestRecord
 from loadtest.offer.workload import load_workload
-from loadtest.run.plan import Plan, StagePlan, arrivals_of
+from loadtest.run.directory import PLAN_FILE
+from loadtest.run.plan import Plan, StagePlan, arrivals_of, write_plan
 from loadtest.run.sender import Sender
 from loadtest.study.analysis import objectives
 from loadtest.study.arms import ARMS, BATCHED, PLACEMENT, SPECULATIVE
@@ -24,7 +26,7 @@ from loadtest.study.measured import (
     reckon,
     studies_of_run,
 )
-from loadtest.study.schedule import KINDS, rise_and_fall
+from loadtest.study.schedule import KINDS, LEAD_S, rise_and_fall, step_names
 from loadtest.study.simulated import PROFILES_DIR
 from serving.calibration import profile as profiles
 from tests.unit.loadtest.runs import record, run_file, stage_run, write_whole_run
@@ -34,12 +36,12 @@ SEED = 7  # of `run_file`
 SOON_S, LATE_S = 0.1, 9.0
 
 
-def plan(repeats: int = 2, step_s: float = 2.0) -> Plan:
+def plan(repeats: int = 2, step_s: float = 2.0, capacity_rps: float = 25.0) -> Plan:
     return plan_of(
         LANES,
         base_url="http://h:1",
         model="m",
-        capacity_rps=5.0,
+        capacity_rps=capacity_rps,
         step_s=step_s,
         repeats=repeats,
         seed=SEED,
@@ -51,25 +53,63 @@ def kind_of(stage: StagePlan, place: int) -> str:
 
 
 def records_of(stage: StagePlan, ttft_s: float, gap_s: float = 0.02) -> list[RequestRecord]:
-    """One for each arrival, all alike."""
+    """One for each arrival, all alike; those of the lead come late."""
     found = []
     for place in range(len(arrivals_of(stage, SEED))):
-        made = record(stage.lane, number=stage.first_prompt + place, ttft_s=ttft_s, gap_s=gap_s)
-        label = replace(made.label, stage=stage.key, workload=stage.workload)
+        is_lead = place < stage.warmup_requests
+        made = record(
+            stage.lane,
+            number=stage.first_prompt + place,
+            ttft_s=LATE_S if is_lead else ttft_s,
+            gap_s=gap_s,
+        )
+        label = replace(made.label, stage=stage.key, workload=stage.workload, is_warmup=is_lead)
         found.append(replace(made, label=label))
     return found
 
 
-def test_arms_take_turns_under_the_same_requests_and_each_repeat_begins_with_another() -> None:
-    stages = plan(repeats=3).stages
-    assert [stage.lane for stage in stages[:5]] == list(LANES.values())
-    assert [stage.lane for stage in stages[5:10]] == [*list(LANES.values())[1:], "batched"]
-    for repeat in range(3):
-        own = [stage for stage in stages if stage.repeat == repeat]
+def write_study(
+    directory: Path,
+    made: Plan,
+    stages: Sequence[StagePlan],
+    records_of_stage: Callable[[StagePlan], list[RequestRecord]],
+) -> None:
+    """A run of so many stages of a plan."""
+    found = {stage: records_of_stage(stage) for stage in stages}
+    run = run_file([stage_run(found[stages[0]], plan=stages[0])])
+    ran = tuple(stage_run(records, plan=stage) for stage, records in found.items())
+    write_whole_run(directory, replace(run, stages=ran), [each for own in found.values() for each in own])
+    write_plan(made, directory / PLAN_FILE)
+
+
+def test_arms_take_turns_at_each_step_under_the_same_requests_and_another_begins_each_time() -> None:
+    stages = plan(repeats=2).stages
+    assert len(stages) == 2 * len(rise_and_fall()) * len(LANES)
+    firsts = []
+    for begin in range(0, len(stages), len(LANES)):
+        own = stages[begin : begin + len(LANES)]
+        firsts.append(own[0].lane)
         assert {stage.lane for stage in own} == set(LANES.values())
-        assert len({(stage.first_prompt, stage.requests, arrivals_of(stage, SEED)) for stage in own}) == 1
-    assert stages[5].first_prompt == stages[0].prompts_end
-    assert arrivals_of(stages[0], SEED) != arrivals_of(stages[5], SEED)
+        assert len({(stage.load, stage.first_prompt, arrivals_of(stage, SEED)) for stage in own}) == 1
+        assert begin == 0 or own[0].first_prompt == stages[begin - 1].prompts_end
+    assert firsts[:6] == [*LANES.values(), "batched"]
+    assert firsts[len(rise_and_fall())] == "speculative"
+    by_repeat = [stage for stage in stages if stage.lane == "batched" and stage.load == stages[0].load]
+    assert arrivals_of(by_repeat[0], SEED) != arrivals_of(by_repeat[1], SEED)
+
+
+def test_requests_of_the_lead_do_not_count() -> None:
+    for stage in plan().stages:
+        arrivals = arrivals_of(stage, SEED)
+        counted = [arrival for arrival in arrivals if arrival.at_s >= LEAD_S]
+        assert stage.requests == len(counted) < len(arrivals)
+        found = answers_of(records_of(stage, SOON_S), stage, SEED)
+        assert found.due_s.tolist() == [arrival.at_s for arrival in counted]
+        assert found.ttft_s.tolist() == pytest.approx([SOON_S] * len(counted))
+
+
+def test_no_stage_is_ended_for_its_refusals() -> None:
+    assert plan().max_error_rate == 1
 
 
 def test_the_adaptive_arm_names_no_lane_and_the_others_do() -> None:
@@ -100,12 +140,13 @@ def test_capacity_and_objectives_are_those_of_the_profile() -> None:
 
 def test_answers_are_told_apart_by_when_they_were_due_and_by_kind() -> None:
     stage = plan().stages[0]
-    records = records_of(stage, SOON_S)
+    records = records_of(stage, SOON_S)[stage.warmup_requests :]
     failed = replace(record(stage.lane, reason="queue_timeout", chunks=0), label=records[1].label)
     # The second was refused, of the last nothing is known.
     found = answers_of([records[0], failed, *records[2:-1]], stage, SEED)
-    assert found.due_s.tolist() == [arrival.at_s for arrival in arrivals_of(stage, SEED)]
-    assert [KINDS[kind] for kind in found.kind] == [kind_of(stage, i) for i in range(len(records))]
+    assert [KINDS[kind] for kind in found.kind] == [
+        kind_of(stage, stage.warmup_requests + i) for i in range(len(records))
+    ]
     assert Counter(found.kind.tolist()).keys() == {0, 1}
     assert found.lanes == ("batched",)
     assert found.lane.tolist() == [0, -1, *[0] * (len(records) - 3), -1]
@@ -114,15 +155,13 @@ def test_answers_are_told_apart_by_when_they_were_due_and_by_kind() -> None:
 
 
 def test_a_run_is_read_as_the_study_that_it_was(tmp_path: Path) -> None:
-    stages, records = [], []
-    for stage in plan().stages:
+    def records_of_arm(stage: StagePlan) -> list[RequestRecord]:
         # Late without drafts, in time with them and on the lane that the scheduler chose.
         own = records_of(stage, LATE_S if stage.lane == "batched" else SOON_S)
-        own = [replace(each, served_by_lane="speculative") for each in own] if stage.lane == "any" else own
-        stages.append(stage_run(own, plan=stage))
-        records += own
-    run = run_file([stage for stage in stages if stage.plan.lane == "batched"])
-    write_whole_run(tmp_path, replace(run, stages=tuple(stages)), records)
+        return [replace(each, served_by_lane="speculative") for each in own] if stage.lane == "any" else own
+
+    made = plan()
+    write_study(tmp_path, made, made.stages, records_of_arm)
     _, found = studies_of_run(tmp_path, LANES, objectives(2.0, 0.050, 0.010))
     relaxed, by_kind = found["relaxed"], found["by kind"]
     assert relaxed.step_s == 2.0
@@ -131,15 +170,41 @@ def test_a_run_is_read_as_the_study_that_it_was(tmp_path: Path) -> None:
     assert relaxed.goodput_rps(BATCHED, relaxed.steps_of(None)).value == 0
     assert relaxed.gain(PLACEMENT).value == 1
     assert relaxed.goodput_rps(PLACEMENT, relaxed.steps_of(None)).value == pytest.approx(
-        sum(stage.requests for stage in plan().stages[::5][:2]) / (2 * 2.0 * len(rise_and_fall()))
+        sum(stage.requests for stage in made.stages[::5]) / (2 * 2.0 * len(rise_and_fall()))
     )
     assert relaxed.lane_shares(PLACEMENT, relaxed.steps_of(None))[0] == {"speculative": 1.0}
     # TPOT is 20 ms: of copies that is too slow by then.
     counted = sum(
-        kind_of(stage, i) == "story" for stage in plan().stages[::5][:2] for i in range(stage.requests)
+        kind_of(stage, stage.warmup_requests + i) == "story"
+        for stage in made.stages[::5]
+        for i in range(stage.requests)
     )
     met = by_kind.goodput_rps(PLACEMENT, by_kind.steps_of(None)).value * 2 * 2.0 * len(rise_and_fall())
     assert met == pytest.approx(counted)
+
+
+def test_a_step_in_which_nobody_comes_has_no_stage_and_counts_as_empty(tmp_path: Path) -> None:
+    # So seldom that a step of the lowest load is empty in some of the repeats.
+    made = plan(repeats=6, step_s=0.5, capacity_rps=5.0)
+    of_step = {(stage.repeat, stage.load.label) for stage in made.stages}
+    missing = [
+        (repeat, step)
+        for repeat in range(6)
+        for step, name in enumerate(step_names())
+        if (repeat, name) not in of_step
+    ]
+    assert missing
+    write_study(tmp_path, made, made.stages, lambda stage: records_of(stage, SOON_S))
+    _, found = studies_of_run(tmp_path, LANES, objectives(2.0, 0.05, 0.01))
+    assert found["relaxed"].num_repeats == 6
+    for arm in LANES:
+        steps_of_arm = found["relaxed"].arms[arm]
+        assert [
+            (repeat, step)
+            for repeat, steps in enumerate(steps_of_arm)
+            for step, each in enumerate(steps)
+            if not each.offered
+        ] == missing
 
 
 def test_what_the_report_says_against_a_run_is_told(tmp_path: Path) -> None:
@@ -153,18 +218,18 @@ def test_what_the_report_says_against_a_run_is_told(tmp_path: Path) -> None:
 def test_a_run_of_something_else_is_refused(tmp_path: Path) -> None:
     other = stage_run([record("sequential")])
     write_whole_run(tmp_path, run_file([other]), [record("sequential")])
+    write_plan(replace(plan(), stages=(other.plan,)), tmp_path / PLAN_FILE)
     with pytest.raises(ValueError, match="stage sequential/copy/1 user is none of this study"):
         studies_of_run(tmp_path, LANES, objectives(2.0, 0.05, 0.01))
 
 
 def test_a_repeat_that_was_not_finished_is_left_out(tmp_path: Path) -> None:
     made = plan()
-    stages = [stage_run(records_of(stage, SOON_S), plan=stage) for stage in made.stages[:7]]
-    run = run_file(stages[:1])
-    records = [each for stage in made.stages[:7] for each in records_of(stage, SOON_S)]
-    write_whole_run(tmp_path, replace(run, stages=tuple(stages)), records)
+    of_first = len(made.stages) // 2
+    write_study(tmp_path, made, made.stages[:-1], lambda stage: records_of(stage, SOON_S))
     _, found = studies_of_run(tmp_path, LANES, objectives(2.0, 0.05, 0.01))
     assert found["relaxed"].num_repeats == 1
-    write_whole_run(tmp_path, replace(run, stages=tuple(stages[:3])), records)
+    assert {steps[0].offered for steps in found["relaxed"].arms[BATCHED]} == {made.stages[0].requests}
+    write_study(tmp_path, made, made.stages[: of_first - 1], lambda stage: records_of(stage, SOON_S))
     with pytest.raises(ValueError, match="no repeat in which every arm ran"):
         studies_of_run(tmp_path, LANES, objectives(2.0, 0.05, 0.01))
