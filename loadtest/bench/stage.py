@@ -21,6 +21,9 @@ from loadtest.run.traffic import Traffic, WarmUp, make_traffic
 from serving.core.latency import e2e_latency_s
 
 MAX_COMING_S = 30.0  # of the users of a closed loop
+# A lane that did nothing for longer may have lost its place in caches, and pages of its code and weights in memory.
+MAX_IDLE_S = 5.0
+WAKING_TOKENS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,7 @@ def run_stage(bench: Workbench, plan: StagePlan, place: StagePlace) -> Repeat | 
             before = lab.scrape(base_url)
             offered = offer(bench, traffic, users, place)
             after = lab.scrape_at_rest(base_url, plan.lane, before, num_sent(traffic.records))
+        bench.used_until_s[plan.lane] = bench.clock()
         bench.records.refuse_missing()
         stage = collect(traffic, offered, users, before, after)
         return make_repeat(replace(stage, trace=traced.trace), traffic.records)
@@ -107,19 +111,24 @@ def lay_out(bench: Workbench, plan: StagePlan, users: Crowd) -> Traffic:
 
 
 def warm_up(bench: Workbench, plan: StagePlan) -> None:
-    """Before a lane's first stage: one request that no figure counts.
+    """Before a lane's first stage, and before a later one when the lane has been idle: one request that no figure
+    counts.
 
     Raises:
         RunWriteError: its record could not be written.
     """
-    if plan.lane in bench.warm_up_s:
+    is_first = plan.lane not in bench.warm_up_s
+    idle_s = bench.clock() - bench.used_until_s.get(plan.lane, bench.clock())
+    if not is_first and idle_s <= MAX_IDLE_S:
         return
-    bench.say(f"lane {plan.lane}: one request to warm up")
+    why = "" if is_first else f", idle for {idle_s:.0f} s"
+    bench.say(f"lane {plan.lane}{why}: one request to warm up")
     before = lab.scrape(bench.plan.base_url)
-    traffic = WarmUp(bench.sender, plan, bench.keep)
+    traffic = WarmUp(bench.sender, plan, bench.keep, None if is_first else WAKING_TOKENS)
     with bench.stop.heard_by(traffic):
         traffic.run_user()
-    bench.warm_up_s[plan.lane] = sum(e2e_latency_s(record.timeline) for record in traffic.records)
+    if is_first:
+        bench.warm_up_s[plan.lane] = sum(e2e_latency_s(record.timeline) for record in traffic.records)
     # What the gateway counts late must not fall into the stage that follows.
     lab.scrape_at_rest(bench.plan.base_url, plan.lane, before, 1)
     bench.records.refuse_missing()

@@ -70,7 +70,8 @@ class Workbench:
         live: how far the load is, for those who scrape.
         max_in_flight: requests that an open loop may have unanswered at once.
         line_every_s: how often progress is said.
-        warm_up_s: how long the warm-up request of each lane took, of those that had it.
+        warm_up_s: how long the first warm-up request of each lane took, of those that had it.
+        used_until_s: when the last stage of each lane was over.
     """
 
     plan: Plan
@@ -86,6 +87,7 @@ class Workbench:
     max_in_flight: int
     line_every_s: float
     warm_up_s: dict[str, float] = field(default_factory=dict)
+    used_until_s: dict[str, float] = field(default_factory=dict)
 
     def keep(self, record: RequestRecord) -> None:
         """A request ended: to the file and to the live metrics. A record that is lost ends the stage."""

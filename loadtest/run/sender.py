@@ -89,18 +89,22 @@ class Sender:
             ),  # is hashable, which the cache wants and the protocol does not say
         )
 
-    def warm_up(self, stage: StagePlan) -> MadeRequest:
-        """One request before a lane's first stage, with a prompt that no stage has: none is in a cache then."""
+    def warm_up(self, stage: StagePlan, output_tokens: int | None = None) -> MadeRequest:
+        """One request before a stage, with a prompt that no stage has: none is in a cache then.
+
+        Args:
+            output_tokens: None: as many as one of the stage.
+        """
         number = max(each.prompts_end for each in (*self.plan.stages, stage))
         label = RequestLabel(
-            f"{self.id_prefix}-{stage.lane}-warmup",
+            f"{self.id_prefix}-{slug(stage.key)}-warmup",
             stage.lane,
             stage.workload,
             "warmup",
             number,
             is_warmup=True,
         )
-        return self._made(stage, BEFORE_THE_STAGE, label, None)
+        return self._made(stage, BEFORE_THE_STAGE, label, Arrival(0.0, output_tokens=output_tokens))
 
     def request(self, stage: StagePlan, offset: int, arrival: Arrival | None = None) -> MadeRequest:
         """The stage's request number `offset`, counted from 0 with those before what counts.

@@ -247,13 +247,23 @@ class OpenTraffic(Traffic):
 
 
 class WarmUp(Traffic):
-    """One request before a lane's first stage, so that the stage does not pay for a cold engine."""
+    """One request before a stage, so that the stage does not pay for a cold engine."""
+
+    def __init__(
+        self,
+        sender: Sender,
+        plan: StagePlan,
+        on_record: Callable[[RequestRecord], None],
+        output_tokens: int | None = None,
+    ) -> None:
+        super().__init__(sender, plan, on_record)
+        self._output_tokens = output_tokens
 
     def run_user(self) -> None:
         """Send it."""
         client = self._connections.take()
         try:
-            request = self._sender.warm_up(self.plan)
+            request = self._sender.warm_up(self.plan, self._output_tokens)
             self.records.append(client.send(request.label, request.body, self._sender.clock()))
             self._on_record(self.records[-1])
         finally:

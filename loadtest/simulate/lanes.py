@@ -122,6 +122,7 @@ def _candidate(
         lane.kv_tokens,
         tuple(lane.draft_share.get(kind, 1.0) for kind in mix.names),
         overhead_s=lane.overhead_s,
+        step_noise=lane.residuals.noise,
     )
     capacity_rps = lane.cost_model.capacity_rps(
         lane.max_num_seqs, lengths, drafts[-1], mean_rates(lane, mix), mean_draft_share(lane, mix)

@@ -162,6 +162,7 @@ def lane_model(lane: LaneProfile, drafts_of_kinds: Sequence[Drafts], max_num_seq
         tuple(draft_shares(lane)),
         drafts,
         lane.overhead_s,
+        lane.residuals.noise,
     )
 
 

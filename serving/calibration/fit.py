@@ -75,6 +75,8 @@ class Residuals:
     Attributes:
         median_share, p95_share, max_share: of the differences without their sign.
         num_outliers: points that were weighed down.
+        noise: standard deviation of the measured over the fitted time, as a share of its mean; what was held up
+            counts as for the level.
     """
 
     num_points: int
@@ -82,6 +84,7 @@ class Residuals:
     p95_share: float
     max_share: float
     num_outliers: int
+    noise: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,9 +225,14 @@ def _is_alone(point: StepPoint) -> bool:
 
 def _level(predicted_s: Floats, seconds: Floats) -> float:
     """How much longer the mean step takes than is predicted of it."""
+    ratios = _ratios(predicted_s, seconds)
+    return float(ratios.mean()) if ratios.size else 1.0
+
+
+def _ratios(predicted_s: Floats, seconds: Floats) -> Floats:
+    """Of the measured to the predicted, without errors of the record, and none longer than what was held up counts."""
     ratios = seconds / predicted_s
-    real = ratios[ratios >= LEAST_REAL]
-    return float(np.minimum(real, LONGEST_HOLD_UP).mean()) if real.size else 1.0
+    return np.minimum(ratios[ratios >= LEAST_REAL], LONGEST_HOLD_UP)
 
 
 def _level_of_added(added_s: Floats, seconds: Floats, known_s: Floats) -> float:
@@ -307,10 +315,12 @@ def _residuals(
 def _shares(predicted: Floats, seconds: Floats, weights: Floats) -> Residuals:
     shares = np.abs(predicted / seconds - 1)
     median, p95 = np.percentile(shares, (50, 95))
+    ratios = _ratios(predicted, seconds)
     return Residuals(
         len(seconds),
         float(median),
         float(p95),
         float(shares.max()),
         int(np.count_nonzero(weights < OUTLIER_WEIGHT)),
+        float(ratios.std() / ratios.mean()) if ratios.size else 0.0,
     )

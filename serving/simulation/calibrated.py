@@ -34,6 +34,7 @@ class LaneModel:
         overhead_s: of each request, in no step.
         max_step_tokens: positions of one step at most.
         kv_tokens: that fit into the KV cache; None: more than is ever needed.
+        step_noise: standard deviation of a step's time, as a share of it.
     """
 
     name: str
@@ -45,6 +46,7 @@ class LaneModel:
     draft_share: tuple[float, ...] = ()
     drafts_by_kind: tuple[tuple[int, ...], ...] = ()
     overhead_s: float = 0.0
+    step_noise: float = 0.0
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:
@@ -261,6 +263,10 @@ class CalibratedReplica:
             self._growth_s = cost.step_time.step_s(positions, self._kv + self._growth) - (
                 cost.step_time.step_s(positions, self._kv)
             )
+        if self._lane.step_noise:
+            factor = self._noise()
+            self._base_s *= factor
+            self._growth_s *= factor
         self._began_at_s = now_s
         self.ends_at_s = now_s + self._lasts_s(self._steps)
         return self.ends_at_s
@@ -335,6 +341,11 @@ class CalibratedReplica:
     def _leave(self, sequence: SimulatedSequence) -> None:
         self._kv -= max(1, sequence.prompt_tokens) + sequence.output_tokens
         self._promised_kv -= sequence.prompt_tokens + sequence.output_tokens
+
+    def _noise(self) -> float:
+        """Draw by what the stretch takes longer than its steps do on average: lognormal, of steps by themselves."""
+        variance = math.log1p(self._lane.step_noise**2 / self._steps)
+        return self._rng.lognormvariate(-variance / 2, math.sqrt(variance))
 
     def _draft_s(self) -> float:
         """Of a step: as many passes as the longest drafts take, each with those whose drafts are that long.

@@ -69,6 +69,18 @@ def test_the_form_of_a_fit_is_that_of_steps_which_nothing_held_up_and_its_level_
     assert fit.residuals.max_share == pytest.approx(1 - level / 3, abs=0.05)
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.05, 0.2])
+def test_the_noise_of_steps_is_found_again(noise: float) -> None:
+    points = [point for seed in range(40) for point in steps(LINEAR, noise, seed)]
+    assert fit_linear(points).residuals.noise == pytest.approx(noise, rel=0.1, abs=1e-6)
+    drafted = [
+        replace(point, num_drafts=3, drafted_sequences=2, seconds=point.seconds + DRAFT.draft_s(3, 2))
+        for point in points
+    ]
+    # What is added has no noise of its own here.
+    assert 0.5 * noise <= fit_draft_cost(drafted, LINEAR).residuals.noise <= noise + 1e-6
+
+
 def test_a_step_that_was_held_up_for_long_counts_as_one_for_a_while() -> None:
     points = steps(LINEAR)
     points[3] = StepPoint(points[3].tokens, points[3].kv_tokens, 1000 * points[3].seconds)

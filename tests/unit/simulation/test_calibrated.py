@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import random
 import statistics
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -232,6 +233,23 @@ def test_a_full_batch_gives_what_the_cost_model_expects() -> None:
     # Not the first and the last of them, which find the batch half empty.
     per_s = 600 / (ends_s[700] - ends_s[100])
     assert per_s == pytest.approx(model.cost.capacity_rps(8, lengths, 3, rates), rel=0.03)
+
+
+def test_steps_that_differ_take_as_long_on_average_and_differ_as_much() -> None:
+    steady = lane(drafts_by_batch=same_drafts(0, 1))
+    # One after the other: each has a step for its prompt, and nine in one stretch.
+    offered = [Offered(10.0 * i, 20, 10) for i in range(4000)]
+
+    def lasted_s(model: LaneModel) -> tuple[list[float], list[float]]:
+        times = fast(model, offered)
+        firsts = [first - asked.at_s for (first, _), asked in zip(times, offered, strict=True)]
+        return firsts, [end - first for first, end in times]
+
+    pairs = zip(lasted_s(steady), lasted_s(replace(steady, step_noise=0.3)), strict=True)
+    for (even_s, uneven_s), num_steps in zip(pairs, (1, 9), strict=True):
+        mean_s = statistics.fmean(even_s)
+        assert statistics.fmean(uneven_s) == pytest.approx(mean_s, rel=0.02)
+        assert statistics.stdev(uneven_s) == pytest.approx(0.3 * mean_s / num_steps**0.5, rel=0.06)
 
 
 def test_a_lane_without_room_or_kinds_of_text_is_refused() -> None:

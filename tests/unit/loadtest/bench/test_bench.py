@@ -21,6 +21,10 @@ from serving.core.request import Outcome
 from tests.unit.loadtest.fake_server import FakeLane, fake_lab
 from tests.unit.loadtest.processes import ROOT, TIMEOUT_S, interrupted, run_to_end
 
+ALWAYS_IDLE = (
+    "import loadtest.bench.stage as stage; stage.MAX_IDLE_S = -1.0; "
+    "from loadtest.bench.__main__ import main; main(prog_name='tandem bench')"
+)
 # Two profiles that differ in each respect: a scaled or shifted figure must be wrong for one of them.
 QUICK = FakeLane("batched", ttft_s=0.01, gap_s=0.004)
 SLOW = FakeLane("speculative", ttft_s=0.06, gap_s=0.016, tokens_per_chunk=4)
@@ -48,6 +52,21 @@ def check_measured(done: subprocess.CompletedProcess[str], directory: Path) -> N
     """The run is whole. On busy cores it may be INVALID, and its exit code must say so then and only then."""
     stages = json.loads((directory / "summary.json").read_text())["stages"]
     assert done.returncode == (5 if any(stage["invalid"] for stage in stages) else 0), done.stderr
+
+
+def test_a_lane_that_was_idle_answers_a_short_request_before_its_next_stage(tmp_path: Path) -> None:
+    with fake_lab({"quick": QUICK}) as (url, lab):
+        plain = command(
+            url, tmp_path, "--concurrency", "1,2,3", "--workloads", "copy", "--output-tokens", "20"
+        )
+        at = plain.index("-m")
+        done = run_to_end([*plain[:at], "-c", ALWAYS_IDLE, *plain[at + 2 :]])
+    check_measured(done, tmp_path / "latest")
+    records = records_of(tmp_path)
+    warm = [record for record in records if record.label.stage == "warmup"]
+    assert [record.output_tokens for record in warm] == [20, 2, 2]
+    assert not any(record.label.counts for record in warm)
+    assert len({record.label.request_id for record in records}) == len(records)
 
 
 def test_a_whole_run_tells_the_truth(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -36,6 +38,13 @@ def test_a_lane_that_is_named_after_its_table_is_another_one() -> None:
     both = msgspec.structs.replace(profile(), lanes=(plain, drafting, tuned))
     names = [candidate.name for candidate in candidates(both, (), BOTH, LENGTHS)]
     assert len(set(names)) == len(names) == 5
+
+
+def test_a_lane_s_steps_differ_as_they_did_when_it_was_measured() -> None:
+    plain, drafting = profile().lanes
+    noisy = msgspec.structs.replace(drafting, residuals=replace(drafting.residuals, noise=0.2))
+    found = candidates(msgspec.structs.replace(profile(), lanes=(plain, noisy)), (), BOTH, LENGTHS)
+    assert [candidate.model.step_noise for candidate in found] == [0.0, 0.2, 0.2]
 
 
 def test_a_lane_by_batch_drafts_less_where_more_run() -> None:
