@@ -26,6 +26,8 @@ from serving.core.request import Outcome
 from serving.progress import Say
 from serving.simulation.planned_lab import Offered, PlannedLab, PlannedRun
 
+# Of each measured repeat: noise and accepted drafts are drawn, and one draw of a few requests says little of p95.
+NUM_SIMULATED = 5
 MIN_REQUESTS = 4  # of a stage: of fewer, a percentile says nothing; bench asks a lone user for 4
 FIGURES = ("ttft_p50_s", "ttft_p95_s", "tpot_p50_s", "output_tokens_per_s")
 
@@ -97,7 +99,8 @@ def compare_with_run(
     seed: int,
     left_out: Say = lambda text: None,
 ) -> list[Compared]:
-    """Every stage of a lane that the profile has, its repeats as one: its requests when they were due.
+    """Every stage of a lane that the profile has, its repeats as one: its requests when they were due. Each repeat is
+    simulated `NUM_SIMULATED` times.
 
     Users of a closed loop begin when they did, and send the next request once the one before has ended. Their think
     time is not simulated; a stage that has one is left out. What a stage sent before and after what counts is
@@ -144,7 +147,11 @@ def compare_with_run(
         say(f"simulating {group}")
         plan = repeats[0].stage.plan
         num_replicas = max(1, replicas[plan.lane])
-        simulated = [_simulated(profile, repeat, num_replicas, scheduler, seed) for repeat in repeats]
+        simulated = [
+            _simulated(profile, repeat, num_replicas, scheduler, seed + number)
+            for repeat in repeats
+            for number in range(NUM_SIMULATED)
+        ]
         if (served := _num_served(simulated)) < MIN_REQUESTS:
             left_out(
                 f"{group}: in the simulation {served} of its requests were served; the scheduler refused the rest"

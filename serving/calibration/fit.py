@@ -230,7 +230,7 @@ def _level(predicted_s: Floats, seconds: Floats) -> float:
 
 
 def _ratios(predicted_s: Floats, seconds: Floats) -> Floats:
-    """Of the measured to the predicted, without errors of the record, and none longer than what was held up counts."""
+    """Measured over predicted times, without errors of the record; none is longer than what was held up counts."""
     ratios = seconds / predicted_s
     return np.minimum(ratios[ratios >= LEAST_REAL], LONGEST_HOLD_UP)
 

@@ -55,7 +55,7 @@ def check_measured(done: subprocess.CompletedProcess[str], directory: Path) -> N
 
 
 def test_a_lane_that_was_idle_answers_a_short_request_before_its_next_stage(tmp_path: Path) -> None:
-    with fake_lab({"quick": QUICK}) as (url, lab):
+    with fake_lab({"quick": QUICK}) as (url, _):
         plain = command(
             url, tmp_path, "--concurrency", "1,2,3", "--workloads", "copy", "--output-tokens", "20"
         )
