@@ -99,8 +99,9 @@ def compare_with_run(
     seed: int,
     left_out: Say = lambda text: None,
 ) -> list[Compared]:
-    """Every stage of a lane that the profile has, its repeats as one: its requests when they were due. Each repeat is
-    simulated `NUM_SIMULATED` times.
+    """Every stage of a lane that the profile has, its repeats as one: its requests when they were due.
+
+    Each repeat is simulated `NUM_SIMULATED` times.
 
     Users of a closed loop begin when they did, and send the next request once the one before has ended. Their think
     time is not simulated; a stage that has one is left out. What a stage sent before and after what counts is
