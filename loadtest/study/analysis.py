@@ -37,7 +37,7 @@ class Answers:
     """What became of some requests of one arm; shape (requests,) each.
 
     Attributes:
-        due_s: since the load began.
+        due_s: since the first of the steps that they are of.
         kind: index of the kind of text.
         ttft_s, tpot_s, e2e_s: infinite for a request that was refused or failed.
         lane: index in `lanes`; -1 where none served it.
@@ -52,7 +52,7 @@ class Answers:
     lane: Ints
     lanes: tuple[str, ...]
 
-    def part(self, which: Mask) -> Answers:
+    def of(self, which: Mask) -> Answers:
         """Those of the mask."""
         return Answers(
             self.due_s[which],
@@ -117,10 +117,10 @@ class StepTally:
     lanes: Counter[tuple[int, str]] = field(default_factory=Counter)
 
 
-def by_step(answers: Answers, step_s: float) -> tuple[Answers, ...]:
-    """Those due in each step of the rise and fall, in its order."""
-    step = step_of(answers.due_s, step_s)
-    return tuple(answers.part(step == number) for number in range(len(rise_and_fall())))
+def by_step(answers: Answers, step_s: float, num_steps: int) -> tuple[Answers, ...]:
+    """Those due in each of so many steps, in their order."""
+    step = step_of(answers.due_s, step_s, num_steps)
+    return tuple(answers.of(step == number) for number in range(num_steps))
 
 
 def tally(answers: Answers, objective: Objective) -> StepTally:

@@ -12,16 +12,14 @@ from statistics import fmean
 import numpy as np
 
 from loadtest.client.record import RequestRecord, read_records
-from loadtest.offer.arrivals import schedule
-from loadtest.offer.load import OpenLoop
 from loadtest.offer.workload import load_workload
 from loadtest.run.directory import PLAN_FILE, REQUESTS_FILE, SUMMARY_FILE, RunFile, read_run
-from loadtest.run.plan import Plan, StagePlan, arrivals_of, read_plan, schedule_seed
+from loadtest.run.plan import Plan, StagePlan, arrivals_of, read_plan
 from loadtest.run.planning import plan_open
-from loadtest.study.analysis import Answers, Objective, StepTally, Study, tally
+from loadtest.study.analysis import Answers, Objective, StepTally, Study, by_step, tally
 from loadtest.study.arms import BATCHED, FIXED, PLACEMENT, PLUG_IN, SPECULATIVE, TABLE
 from loadtest.study.reckon import capacity_rps, objectives_of
-from loadtest.study.schedule import KINDS, LEAD_S, offered_step, rise_and_fall, step_names
+from loadtest.study.schedule import KINDS, LEAD_S, PARTS, offered_part, part_names
 from serving.calibration.profile import Profile
 from serving.core.lane import ANY_LANE
 from serving.core.latency import e2e_latency_s, tpot_s, ttft_s
@@ -86,23 +84,24 @@ def plan_of(
     repeats: int,
     seed: int,
 ) -> Plan:
-    """A stage for each step of the rise and fall, arm and repeat.
+    """A stage for each part of the rise and fall, arm and repeat.
 
-    Arms take turns within a step, and the next step begins with another, so that what the machine does meanwhile
-    falls on all of them. A step in which nobody comes has no stage.
+    Arms take turns at each part, and the next part begins with another, so that what the machine does meanwhile
+    falls on all of them.
 
     Args:
         lanes: of each arm.
+
+    Raises:
+        ValueError: a part is so short that nobody comes.
     """
-    loads = [offered_step(step, capacity_rps, step_s) for step in range(len(rise_and_fall()))]
+    loads = [offered_part(part, capacity_rps, step_s) for part in range(len(PARTS))]
     stages: list[StagePlan] = []
     first_prompt = 0
     arms = list(lanes)
     for repeat in range(repeats):
-        for step, load in enumerate(loads):
-            if not _has_requests(load, seed, repeat):
-                continue
-            turn = (repeat + step) % len(arms)
+        for part, load in enumerate(loads):
+            turn = (repeat + part) % len(arms)
             now = [
                 replace(
                     plan_open(lanes[arm], WORKLOAD, load, None, seed, repeat, warmup_s=LEAD_S),
@@ -130,27 +129,24 @@ def studies_of_run(
         by_stage.setdefault(record.label.stage, []).append(record)
     arm_of = {lane: arm for arm, lane in lanes.items()}
     for stage in planned:
-        if stage.lane not in arm_of or stage.workload != WORKLOAD or stage.load.label not in step_names():
+        if stage.lane not in arm_of or stage.workload != WORKLOAD or stage.load.label not in part_names():
             raise ValueError(f"{directory}: stage {stage.key} is none of this study")
     has_run = {stage.plan.key for stage in run.stages}
     cut = {stage.repeat for stage in planned if stage.key not in has_run}
     whole = sorted({stage.repeat for stage in planned} - cut)
     if not whole:
         raise ValueError(f"{directory}: there is no repeat in which every arm ran")
-    answers = {
-        (arm_of[stage.lane], stage.repeat, step_names().index(stage.load.label)): answers_of(
-            by_stage.get(stage.key, []), stage, run.run.seed
-        )
-        for stage in planned
-        if stage.repeat in whole
-    }
+    step_s = _step_s(planned[0])
+    steps: dict[tuple[str, int, int], tuple[Answers, ...]] = {}
+    for stage in planned:
+        part = part_names().index(stage.load.label)
+        first, end = PARTS[part]
+        answers = answers_of(by_stage.get(stage.key, []), stage, run.run.seed)
+        steps[arm_of[stage.lane], stage.repeat, part] = by_step(answers, step_s, end - first)
 
     def tallies(arm: str, repeat: int, objective: Objective) -> list[StepTally]:
-        found = (answers.get((arm, repeat, step)) for step in range(len(step_names())))
-        # A step without a stage is one in which nobody came.
-        return [tally(own, objective) if own else StepTally(0, 0) for own in found]
+        return [tally(own, objective) for part in range(len(PARTS)) for own in steps[arm, repeat, part]]
 
-    step_s = _step_s(planned[0])
     return run, {
         objective.name: Study(
             {arm: [tallies(arm, repeat, objective) for repeat in whole] for arm in lanes},
@@ -187,7 +183,7 @@ def answers_of(records: list[RequestRecord], plan: StagePlan, seed: int) -> Answ
     lanes = tuple(sorted({record.served_by_lane for record in found if record and record.served_by_lane}))
     values = np.array([_latencies_s(record) for record in found], dtype=np.float64).reshape(-1, 3)
     return Answers(
-        np.array([arrival.at_s for arrival in arrivals]),
+        np.array([arrival.at_s - LEAD_S for arrival in arrivals]),
         np.array([KINDS.index(workload.part(seed, number).name) for number in numbers]),
         values[:, 0],
         values[:, 1],
@@ -213,11 +209,5 @@ def _latencies_s(record: RequestRecord | None) -> tuple[float, float, float]:
 
 
 def _step_s(stage: StagePlan) -> float:
-    assert stage.load.kind == "open", "arrivals_of has had it"
-    return stage.load.duration_s - LEAD_S
-
-
-def _has_requests(load: OpenLoop, seed: int, repeat: int) -> bool:
-    """Whether any comes after the lead. It is the same for all lanes."""
-    stage = StagePlan(ANY_LANE, WORKLOAD, load, requests=1, repeat=repeat)
-    return any(arrival.at_s >= LEAD_S for arrival in schedule(load, schedule_seed(stage, seed)))
+    assert stage.load.kind == "open", "it is of this study"
+    return stage.load.segments[-1].duration_s

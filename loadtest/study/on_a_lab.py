@@ -1,4 +1,4 @@
-"""`make study-adaptive`: the study on the lab that runs here, its arms in turns at each step of the load."""
+"""`make study-adaptive`: the study on the lab that runs here, its arms in turns at each part of the load."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from loadtest.study.arms import ARMS, PLACEMENT
 from loadtest.study.figures import figures_of
 from loadtest.study.measured import LANES, NAME, faults_of, plan_of, reckon, studies_of_run
 from loadtest.study.picture import Panel, draw
-from loadtest.study.schedule import LEAD_S, rise_and_fall
+from loadtest.study.schedule import PARTS, rise_and_fall
 from loadtest.study.tables import lanes_in_words, print_study, print_verdicts
 from loadtest.study.verdicts import verdicts
 from serving import run_directory
@@ -46,7 +46,7 @@ USABLE = (ExitCode.OK, ExitCode.INVALID)
     type=click.FloatRange(0.5, 3600),
     default=6.0,
     show_default=True,
-    help=f"Of each of the load's {len(rise_and_fall())} steps, after {LEAD_S:g} s of the one before it.",
+    help=f"Of each of the load's {len(rise_and_fall())} steps, which come in {len(PARTS)} parts.",
 )
 @click.option("--repeats", type=click.IntRange(1, 50), default=3, show_default=True)
 @click.option("--ttft-limit-s", type=click.FloatRange(0, 600, min_open=True), default=2.0, show_default=True)
@@ -156,7 +156,7 @@ def _measure(
     plan_file = runs_dir / f".{run_dir.name}-{PLAN_FILE}"
     write_plan(plan, plan_file)
     click.echo(
-        f"{len(plan.stages)} stages of {LEAD_S + step_s:g} s, {plan.num_requests} requests, "
+        f"{len(plan.stages)} stages, {plan.num_requests} requests that count, "
         f"{capacity_rps:.3g} requests/s as capacity: about {plan.estimated_s / 60:.0f} minutes",
         err=True,
     )

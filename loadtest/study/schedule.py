@@ -11,8 +11,10 @@ from loadtest.offer.load import OpenLoop, RateSegment
 
 LEVELS = (0.2, 0.4, 0.6, 0.8, 1.0, 1.15, 1.3)  # of capacity
 KINDS = ("copy", "story")  # alike often
-# Before a step that is offered by itself: the level before, so that the lanes are as full as they were then.
-LEAD_S = 2.0
+# Steps that an arm is offered in one piece, first and end: so short that arms change places within half a minute.
+PARTS = ((0, 4), (4, 7), (7, 9), (9, 13))
+# Before each part the step before it, for as long as a request takes: lanes are as full as they would have been.
+LEAD_S = 6.0
 
 
 def rise_and_fall(levels: Sequence[float] = LEVELS) -> tuple[float, ...]:
@@ -31,26 +33,30 @@ def offered_load(capacity_rps: float, step_s: float) -> OpenLoop:
     )
 
 
-def step_names() -> tuple[str, ...]:
-    """What the loads of `offered_step` are called."""
+def part_names() -> tuple[str, ...]:
+    """What the loads of `offered_part` are called."""
+    levels = rise_and_fall()
     return tuple(
-        f"step {number + 1:02}: {level:g} of capacity" for number, level in enumerate(rise_and_fall())
+        f"part {number + 1}: " + ", ".join(f"{level:g}" for level in levels[first:end]) + " of capacity"
+        for number, (first, end) in enumerate(PARTS)
     )
 
 
-def offered_step(step: int, capacity_rps: float, step_s: float) -> OpenLoop:
-    """One step of `offered_load` by itself, after `LEAD_S` of the one before it.
+def offered_part(part: int, capacity_rps: float, step_s: float) -> OpenLoop:
+    """One of `PARTS` of `offered_load` by itself, after `LEAD_S` of the step before it.
 
     Args:
-        step: from 0; before the first it is offered itself.
+        part: from 0; before the first comes its own first step.
     """
     levels = rise_and_fall()
-    before, now = (level * capacity_rps for level in (levels[max(0, step - 1)], levels[step]))
+    first, end = PARTS[part]
+    steps = ((LEAD_S, levels[max(0, first - 1)]), *((step_s, level) for level in levels[first:end]))
     return OpenLoop(
-        (RateSegment(LEAD_S, before, before), RateSegment(step_s, now, now)), name=step_names()[step]
+        tuple(RateSegment(lasts_s, level * capacity_rps, level * capacity_rps) for lasts_s, level in steps),
+        name=part_names()[part],
     )
 
 
-def step_of(due_s: npt.NDArray[np.float64], step_s: float) -> npt.NDArray[np.int64]:
-    """The step, from 0, that requests fall into by when they were due, in seconds since the load began."""
-    return np.minimum(due_s // step_s, len(rise_and_fall()) - 1).astype(np.int64)
+def step_of(due_s: npt.NDArray[np.float64], step_s: float, num_steps: int) -> npt.NDArray[np.int64]:
+    """The step, from 0, that requests fall into by when they were due, in seconds since the first began."""
+    return np.minimum(due_s // step_s, num_steps - 1).astype(np.int64)

@@ -23,7 +23,7 @@ from loadtest.study.reckon import (
     slots_within,
     tpot_limits_s,
 )
-from loadtest.study.schedule import KINDS, offered_load
+from loadtest.study.schedule import KINDS, offered_load, rise_and_fall
 from serving.calibration import profile as profiles
 from serving.calibration.profile import LaneProfile
 from serving.config import SchedulerConfig
@@ -235,6 +235,6 @@ def study(
                 text_kinds=TEXT_KINDS,
                 shares_cores=hardware.shares_cores,
             ).run()
-            steps = by_step(answers_of(run, offered), step_s)
+            steps = by_step(answers_of(run, offered), step_s, len(rise_and_fall()))
             tallies.setdefault(name, []).append(tuple(tally(step, given.objective) for step in steps))
     return Study(tallies, FIXED, step_s)

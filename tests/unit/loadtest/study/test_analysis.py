@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from loadtest.study.analysis import Answers, StepTally, Study, by_step, objectives, tally, together
-from loadtest.study.schedule import LEAD_S, LEVELS, offered_load, offered_step, rise_and_fall, step_names
+from loadtest.study.schedule import (
+    LEAD_S,
+    LEVELS,
+    PARTS,
+    offered_load,
+    offered_part,
+    part_names,
+    rise_and_fall,
+)
 from loadtest.study.verdicts import verdicts
 
 NUM_STEPS = len(rise_and_fall())
@@ -40,17 +48,17 @@ def test_the_load_rises_once_and_falls_again() -> None:
     assert [segment.from_per_s for segment in load.segments] == [50.0 * level for level in levels]
 
 
-def test_a_step_by_itself_begins_with_the_load_of_the_one_before() -> None:
-    levels, names = rise_and_fall(), step_names()
-    assert len(set(names)) == len(levels)
-    for step, level in enumerate(levels):
-        load = offered_step(step, 50.0, 4.0)
-        assert [segment.duration_s for segment in load.segments] == [LEAD_S, 4.0]
-        assert [segment.from_per_s for segment in load.segments] == [
-            50.0 * levels[max(0, step - 1)],
-            50.0 * level,
-        ]
-        assert load.label == names[step]
+def test_a_part_by_itself_begins_with_the_load_before_it_and_all_parts_are_the_whole() -> None:
+    whole = offered_load(50.0, 4.0).segments
+    steps = [step for first, end in PARTS for step in range(first, end)]
+    assert steps == list(range(len(whole)))
+    assert len(set(part_names())) == len(PARTS)
+    for part, (first, end) in enumerate(PARTS):
+        load = offered_part(part, 50.0, 4.0)
+        lead, *own = load.segments
+        assert (lead.duration_s, lead.from_per_s) == (LEAD_S, whole[max(0, first - 1)].from_per_s)
+        assert tuple(own) == whole[first:end]
+        assert load.label == part_names()[part]
 
 
 def test_regret_is_against_the_arm_that_is_best_at_that_load() -> None:
@@ -179,7 +187,7 @@ def test_requests_fall_into_the_step_in_which_they_were_due_and_keep_the_limits_
         lane=np.array([0, 1, 1, 1, -1, 0, 0]),
         lanes=("plain", "drafts"),
     )
-    found = [tally(step, by_kind) for step in by_step(answers, STEP_S)]
+    found = [tally(step, by_kind) for step in by_step(answers, STEP_S, NUM_STEPS)]
     assert [(step.offered, step.met) for step in found] == [(2, 2), (3, 0), *[(0, 0)] * 10, (2, 2)]
     # A copy that is as slow as a story may be, a story with a late first token, and one that was refused.
     assert found[1].misses == {"tpot<20ms": 1, "ttft<1s": 1, "failed": 1}

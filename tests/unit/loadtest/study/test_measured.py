@@ -26,7 +26,7 @@ from loadtest.study.measured import (
     reckon,
     studies_of_run,
 )
-from loadtest.study.schedule import KINDS, LEAD_S, rise_and_fall, step_names
+from loadtest.study.schedule import KINDS, LEAD_S, PARTS, part_names, rise_and_fall
 from loadtest.study.simulated import PROFILES_DIR
 from serving.calibration import profile as profiles
 from tests.unit.loadtest.runs import record, run_file, stage_run, write_whole_run
@@ -82,9 +82,9 @@ def write_study(
     write_plan(made, directory / PLAN_FILE)
 
 
-def test_arms_take_turns_at_each_step_under_the_same_requests_and_another_begins_each_time() -> None:
+def test_arms_take_turns_at_each_part_under_the_same_requests_and_another_begins_each_time() -> None:
     stages = plan(repeats=2).stages
-    assert len(stages) == 2 * len(rise_and_fall()) * len(LANES)
+    assert len(stages) == 2 * len(PARTS) * len(LANES)
     firsts = []
     for begin in range(0, len(stages), len(LANES)):
         own = stages[begin : begin + len(LANES)]
@@ -92,8 +92,16 @@ def test_arms_take_turns_at_each_step_under_the_same_requests_and_another_begins
         assert {stage.lane for stage in own} == set(LANES.values())
         assert len({(stage.load, stage.first_prompt, arrivals_of(stage, SEED)) for stage in own}) == 1
         assert begin == 0 or own[0].first_prompt == stages[begin - 1].prompts_end
-    assert firsts[:6] == [*LANES.values(), "batched"]
-    assert firsts[len(rise_and_fall())] == "speculative"
+    assert firsts == [
+        "batched",
+        "speculative",
+        "table",
+        "adaptive",
+        "speculative",
+        "table",
+        "adaptive",
+        "any",
+    ]
     by_repeat = [stage for stage in stages if stage.lane == "batched" and stage.load == stages[0].load]
     assert arrivals_of(by_repeat[0], SEED) != arrivals_of(by_repeat[1], SEED)
 
@@ -104,7 +112,7 @@ def test_requests_of_the_lead_do_not_count() -> None:
         counted = [arrival for arrival in arrivals if arrival.at_s >= LEAD_S]
         assert stage.requests == len(counted) < len(arrivals)
         found = answers_of(records_of(stage, SOON_S), stage, SEED)
-        assert found.due_s.tolist() == [arrival.at_s for arrival in counted]
+        assert found.due_s.tolist() == [arrival.at_s - LEAD_S for arrival in counted]
         assert found.ttft_s.tolist() == pytest.approx([SOON_S] * len(counted))
 
 
@@ -183,28 +191,23 @@ def test_a_run_is_read_as_the_study_that_it_was(tmp_path: Path) -> None:
     assert met == pytest.approx(counted)
 
 
-def test_a_step_in_which_nobody_comes_has_no_stage_and_counts_as_empty(tmp_path: Path) -> None:
-    # So seldom that a step of the lowest load is empty in some of the repeats.
-    made = plan(repeats=6, step_s=0.5, capacity_rps=5.0)
-    of_step = {(stage.repeat, stage.load.label) for stage in made.stages}
-    missing = [
-        (repeat, step)
-        for repeat in range(6)
-        for step, name in enumerate(step_names())
-        if (repeat, name) not in of_step
-    ]
-    assert missing
+def test_each_step_has_the_requests_that_were_due_in_it(tmp_path: Path) -> None:
+    made = plan()
     write_study(tmp_path, made, made.stages, lambda stage: records_of(stage, SOON_S))
     _, found = studies_of_run(tmp_path, LANES, objectives(2.0, 0.05, 0.01))
-    assert found["relaxed"].num_repeats == 6
-    for arm in LANES:
-        steps_of_arm = found["relaxed"].arms[arm]
-        assert [
-            (repeat, step)
-            for repeat, steps in enumerate(steps_of_arm)
-            for step, each in enumerate(steps)
-            if not each.offered
-        ] == missing
+    for repeat in range(2):
+        expected = []
+        for name, (first, end) in zip(part_names(), PARTS, strict=True):
+            stage = next(stage for stage in made.stages if (stage.repeat, stage.load.label) == (repeat, name))
+            due_s = [arrival.at_s - LEAD_S for arrival in arrivals_of(stage, SEED)]
+            expected += [sum(2.0 * n <= at_s < 2.0 * (n + 1) for at_s in due_s) for n in range(end - first)]
+        for arm in LANES:
+            assert [step.offered for step in found["relaxed"].arms[arm][repeat]] == expected
+
+
+def test_a_part_in_which_nobody_comes_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"none of its \d+ requests comes after warmup_s=6"):
+        plan(step_s=0.5, capacity_rps=0.5)
 
 
 def test_what_the_report_says_against_a_run_is_told(tmp_path: Path) -> None:
@@ -229,7 +232,6 @@ def test_a_repeat_that_was_not_finished_is_left_out(tmp_path: Path) -> None:
     write_study(tmp_path, made, made.stages[:-1], lambda stage: records_of(stage, SOON_S))
     _, found = studies_of_run(tmp_path, LANES, objectives(2.0, 0.05, 0.01))
     assert found["relaxed"].num_repeats == 1
-    assert {steps[0].offered for steps in found["relaxed"].arms[BATCHED]} == {made.stages[0].requests}
     write_study(tmp_path, made, made.stages[: of_first - 1], lambda stage: records_of(stage, SOON_S))
     with pytest.raises(ValueError, match="no repeat in which every arm ran"):
         studies_of_run(tmp_path, LANES, objectives(2.0, 0.05, 0.01))
