@@ -10,9 +10,9 @@ from statistics import fmean, median
 from typing import Any
 
 from loadtest.calibrate.design import PASSES, Cell, drafted_cells, plain_cells
+from loadtest.client.lane_drafts import chooses_drafts, drafts_by, num_drafts_of
 from loadtest.client.lane_models import lane_models, lanes_of_own_model
 from loadtest.client.traced_lab import Question, TracedAnswer, TracedLab, TracedLabError
-from loadtest.lesson.envelope import chooses_drafts, drafts_by, num_drafts_of
 from loadtest.lesson.measure import NS_PER_S, busy_s, chat_of, engine_steps
 from loadtest.offer.prompts import Slot, chat, copy, story
 from loadtest.offer.request_body import Message

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import Any
 
+from loadtest.client.lane_drafts import chooses_drafts, drafts_by, num_drafts_of
 from loadtest.client.lane_models import lanes_of_own_model
 from loadtest.client.traced_lab import Question, TracedAnswer, TracedLab
 from loadtest.lesson.measure import BATCHES, NS_PER_S, LeftOutError, chat_of, need
@@ -215,32 +216,11 @@ def envelope(lab: TracedLab, say: Say) -> Envelope:
     return Envelope(curves, _reckon_or_say_why(choices, seen, curves))
 
 
-def chooses_drafts(lane: Mapping[str, Any]) -> bool:
-    """Whether the lane of that config drafts more or fewer tokens as the load is."""
-    speculation = lane.get("speculation") or {}
-    return (
-        speculation.get("method") == "adaptive"
-        or speculation.get("num_speculative_tokens_per_batch_size") is not None
-    )
-
-
 def curve_name(lane: Mapping[str, Any]) -> str:
     """What the legend calls the lane of that config."""
     if chooses_drafts(lane):
         return f"{lane['name']}, adaptive k"
     return f"{lane['name']}, k = {num_drafts_of(lane)}"
-
-
-def num_drafts_of(lane: Mapping[str, Any]) -> int:
-    """Draft tokens of a step, of the lane of that config, at most; 0 where it has none."""
-    drafts = lane.get("speculation") or lane.get("refinement") or {}
-    return int(drafts.get("num_speculative_tokens") or 0)
-
-
-def drafts_by(lane: Mapping[str, Any]) -> str:
-    """The method that makes the drafts of the lane of that config; empty where it has none."""
-    speculation = lane.get("speculation") or {}
-    return str(speculation.get("drafter" if speculation.get("method") == "adaptive" else "method", ""))
 
 
 def _choices(lab: TracedLab) -> list[_Choice]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from itertools import groupby
 
 from loadtest.analysis.summary import Summary
+from loadtest.client.lane_drafts import chooses_drafts
 from loadtest.drawing.style import Chart
 from loadtest.lesson import pictures
-from loadtest.lesson.envelope import Curve, LoadPoint, chooses_drafts
+from loadtest.lesson.envelope import Curve, LoadPoint
 from loadtest.report.closed_loop_charts import lane_series, points_of_stages
 from loadtest.report.findings import lanes_that_count_alike
 

@@ -13,13 +13,15 @@ import numpy as np
 from pydantic import ValidationError
 
 from loadtest.analysis.stage_summary import Repeat, make_repeat
+from loadtest.client.lane_drafts import chooses_drafts, num_drafts_of
 from loadtest.client.record import RequestRecord, faults_in_words, read_records
 from loadtest.offer.load import ClosedLoop
 from loadtest.run.directory import REQUESTS_FILE, RUN_FILE, RunFile, read_run
+from loadtest.run.plan import StagePlan
 from loadtest.simulate.lanes import TextMix, candidates
 from loadtest.simulate.offered import mean_lengths
 from loadtest.simulate.verdict import percentile
-from serving.calibration.profile import Profile
+from serving.calibration.profile import LaneProfile, Profile
 from serving.config import SchedulerConfig
 from serving.core.latency import tpots_s, ttfts_s
 from serving.core.request import Outcome
@@ -121,22 +123,13 @@ def compare_with_run(
         by_stage.setdefault(record.label.stage, []).append(record)
     replicas = Counter(_lane_of(directory, replica) for replica in run.run.replicas)
     known = {lane.lane: lane for lane in profile.lanes}
+    configs = {lane["name"]: lane for lane in run.run.config.get("lanes", ())}
     usable: dict[str, list[Repeat]] = {}
     for stage in run.stages:
         measured = make_repeat(stage, by_stage.get(stage.plan.key, []))
-        load = stage.plan.load
         num_usable = sum(map(_is_served, measured.records))
-        if isinstance(load, ClosedLoop) and load.think_time_s:
-            left_out(f"{stage.plan.key}: its users think, which is not simulated")
-        elif stage.plan.lane not in known:
-            left_out(f"{stage.plan.key}: lane {stage.plan.lane!r} is not in the profile")
-        elif (lane := known[stage.plan.lane]).num_drafts and stage.plan.workload not in lane.acceptance:
-            left_out(
-                f"{stage.plan.key}: the profile lacks acceptance on {stage.plan.workload!r}; it has "
-                f"{', '.join(lane.acceptance)}"
-            )
-        elif num_usable < MIN_REQUESTS:
-            left_out(f"{stage.plan.key}: {num_usable} of its requests completed, of {MIN_REQUESTS} at least")
+        if why := _why_left_out(stage.plan, known, configs.get(stage.plan.lane, {}), num_usable):
+            left_out(f"{stage.plan.key}: {why}")
         else:
             usable.setdefault(stage.plan.group, []).append(measured)
     if not usable:
@@ -176,6 +169,31 @@ def compare_with_run(
             f"{directory}: in the simulation the scheduler refused nearly all; --config says its bounds"
         )
     return compared
+
+
+def _why_left_out(
+    plan: StagePlan, known: Mapping[str, LaneProfile], config: Mapping[str, Any], num_usable: int
+) -> str | None:
+    """Why a stage is not simulated; None where it is.
+
+    Args:
+        known: lanes of the profile, by name.
+        config: of the stage's lane, in the lab that was measured; empty where that is not known.
+        num_usable: its requests that completed.
+    """
+    if isinstance(plan.load, ClosedLoop) and plan.load.think_time_s:
+        return "its users think, which is not simulated"
+    if (lane := known.get(plan.lane)) is None:
+        return f"lane {plan.lane!r} is not in the profile"
+    if chooses_drafts(config):
+        return "how many tokens its lane drafts follows the load, which is not simulated"
+    if (num_drafts := num_drafts_of(config)) not in (0, lane.num_drafts):
+        return f"its lane drafted {num_drafts} tokens a step, that of the profile {lane.num_drafts}"
+    if lane.num_drafts and plan.workload not in lane.acceptance:
+        return f"the profile lacks acceptance on {plan.workload!r}; it has {', '.join(lane.acceptance)}"
+    if num_usable < MIN_REQUESTS:
+        return f"{num_usable} of its requests completed, of {MIN_REQUESTS} at least"
+    return None
 
 
 def _spread(by_repeat: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -4,9 +4,10 @@
 arm's goodput that an adaptive arm did not give; below 0 it gave more. The best fixed arm is chosen anew at each
 load for the regret by load, and once for the whole run.
 
-Intervals: 95 percent, by drawing repeats of each step with replacement, the same for all arms, for the arms of a
-step's repeat share their arrivals. The best fixed arm is chosen within each draw, so the choice is part of what is
-uncertain. Of few repeats they are too narrow; of one there is none.
+Intervals: 95 percent, by drawing repeats of each part with replacement, the same for all arms, for the arms of a
+part's repeat share their arrivals. A part is what ran in one piece: its steps share queue and machine. The best
+fixed arm is chosen within each draw, so the choice is part of what is uncertain. Of few repeats they are too narrow;
+of one there is none.
 
 Source: the percentile bootstrap, Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13.
 """
@@ -30,6 +31,8 @@ from loadtest.study.schedule import KINDS, rise_and_fall, step_of
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Key = TypeVar("Key")
+
+WHOLE = ((0, len(rise_and_fall())),)  # all steps in one piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +121,8 @@ class StepTally:
 
 
 def by_step(answers: Answers, step_s: float, num_steps: int) -> tuple[Answers, ...]:
-    """Those due in each of so many steps, in their order."""
-    step = step_of(answers.due_s, step_s, num_steps)
+    """Those due in each of so many steps, in their order; who came later is in none."""
+    step = step_of(answers.due_s, step_s)
     return tuple(answers.of(step == number) for number in range(num_steps))
 
 
@@ -152,11 +155,13 @@ class Study:
         arms: by name, the steps of each repeat; as many repeats of each arm.
         fixed: names of the arms that decode the same way whatever comes.
         step_s: how long each step was offered.
+        parts: steps that ran in one piece, first and end of each.
     """
 
     arms: Mapping[str, Sequence[Sequence[StepTally]]]
     fixed: tuple[str, ...]
     step_s: float
+    parts: tuple[tuple[int, int], ...] = WHOLE
 
     def __post_init__(self) -> None:
         repeats = {name: len(runs) for name, runs in self.arms.items()}
@@ -246,10 +251,11 @@ class Study:
         """Requests/s, and of each draw of repeats; shape (RESAMPLES,)."""
         seconds = len(steps) * self.step_s
         total, totals = 0.0, np.zeros(RESAMPLES)
-        for step in steps:
-            met = np.array([run[step].met for run in self.arms[arm]], dtype=np.float64)
-            # The same draws for every arm: arms are compared within a repeat of a step.
-            drawn = np.random.default_rng(step).integers(self.num_repeats, size=(RESAMPLES, self.num_repeats))
+        for part, (first, end) in enumerate(self.parts):
+            own = [step for step in steps if first <= step < end]
+            met = np.array([sum(run[step].met for step in own) for run in self.arms[arm]], dtype=np.float64)
+            # The same draws for every arm and load: arms are compared within a repeat of a part.
+            drawn = np.random.default_rng(part).integers(self.num_repeats, size=(RESAMPLES, self.num_repeats))
             total += float(met.mean())
             totals += met[drawn].mean(axis=1)
         return total / seconds, totals / seconds
@@ -271,13 +277,17 @@ def together(studies: Sequence[Study]) -> Study:
     """
     first = studies[0]
     for other in studies[1:]:
-        if other.arms.keys() != first.arms.keys() or other.step_s != first.step_s:
+        if (
+            other.arms.keys() != first.arms.keys()
+            or other.step_s != first.step_s
+            or other.parts != first.parts
+        ):
             raise ValueError(
                 f"runs of {', '.join(first.arms)} with steps of {first.step_s:g} s, and of "
                 f"{', '.join(other.arms)} with {other.step_s:g} s, are not of one study"
             )
     arms = {arm: [run for study in studies for run in study.arms[arm]] for arm in first.arms}
-    return Study(arms, first.fixed, first.step_s)
+    return Study(arms, first.fixed, first.step_s, first.parts)
 
 
 def _sum(counters: Iterable[Counter[Key]]) -> Counter[Key]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from loadtest.run.planning import plan_open
 from loadtest.study.analysis import Answers, Objective, StepTally, Study, by_step, tally
 from loadtest.study.arms import BATCHED, FIXED, PLACEMENT, PLUG_IN, SPECULATIVE, TABLE
 from loadtest.study.reckon import capacity_rps, objectives_of
-from loadtest.study.schedule import KINDS, LEAD_S, PARTS, offered_part, part_names
+from loadtest.study.schedule import AROUND_S, KINDS, PARTS, offered_part, part_of
 from serving.calibration.profile import Profile
 from serving.core.lane import ANY_LANE
 from serving.core.latency import e2e_latency_s, tpot_s, ttft_s
@@ -86,8 +87,8 @@ def plan_of(
 ) -> Plan:
     """A stage for each part of the rise and fall, arm and repeat.
 
-    Arms take turns at each part, and the next part begins with another, so that what the machine does meanwhile
-    falls on all of them.
+    Arms take turns at each part, in an order that is drawn, so that what the machine does meanwhile, and who had it
+    just before, falls on all of them.
 
     Args:
         lanes: of each arm.
@@ -101,13 +102,13 @@ def plan_of(
     arms = list(lanes)
     for repeat in range(repeats):
         for part, load in enumerate(loads):
-            turn = (repeat + part) % len(arms)
+            turns = random.Random(f"{seed}/{repeat}/{part}").sample(arms, len(arms))
             now = [
                 replace(
-                    plan_open(lanes[arm], WORKLOAD, load, None, seed, repeat, warmup_s=LEAD_S),
+                    plan_open(lanes[arm], WORKLOAD, load, None, seed, repeat, warmup_s=AROUND_S),
                     first_prompt=first_prompt,
                 )
-                for arm in (*arms[turn:], *arms[:turn])
+                for arm in turns
             ]
             stages += now
             first_prompt = max(stage.prompts_end for stage in now)
@@ -129,9 +130,9 @@ def studies_of_run(
         by_stage.setdefault(record.label.stage, []).append(record)
     arm_of = {lane: arm for arm, lane in lanes.items()}
     for stage in planned:
-        if stage.lane not in arm_of or stage.workload != WORKLOAD or stage.load.label not in part_names():
+        if stage.lane not in arm_of or stage.workload != WORKLOAD or part_of(stage.load.label) is None:
             raise ValueError(f"{directory}: stage {stage.key} is none of this study")
-    has_run = {stage.plan.key for stage in run.stages}
+    has_run = {stage.plan.key for stage in run.stages if not stage.is_cut}
     cut = {stage.repeat for stage in planned if stage.key not in has_run}
     whole = sorted({stage.repeat for stage in planned} - cut)
     if not whole:
@@ -139,7 +140,8 @@ def studies_of_run(
     step_s = _step_s(planned[0])
     steps: dict[tuple[str, int, int], tuple[Answers, ...]] = {}
     for stage in planned:
-        part = part_names().index(stage.load.label)
+        part = part_of(stage.load.label)
+        assert part is not None, "looked at above"
         first, end = PARTS[part]
         answers = answers_of(by_stage.get(stage.key, []), stage, run.run.seed)
         steps[arm_of[stage.lane], stage.repeat, part] = by_step(answers, step_s, end - first)
@@ -152,6 +154,7 @@ def studies_of_run(
             {arm: [tallies(arm, repeat, objective) for repeat in whole] for arm in lanes},
             tuple(arm for arm in FIXED if arm in lanes),
             step_s,
+            PARTS,
         )
         for objective in objectives
     }
@@ -183,7 +186,7 @@ def answers_of(records: list[RequestRecord], plan: StagePlan, seed: int) -> Answ
     lanes = tuple(sorted({record.served_by_lane for record in found if record and record.served_by_lane}))
     values = np.array([_latencies_s(record) for record in found], dtype=np.float64).reshape(-1, 3)
     return Answers(
-        np.array([arrival.at_s - LEAD_S for arrival in arrivals]),
+        np.array([arrival.at_s - AROUND_S for arrival in arrivals]),
         np.array([KINDS.index(workload.part(seed, number).name) for number in numbers]),
         values[:, 0],
         values[:, 1],
@@ -210,4 +213,4 @@ def _latencies_s(record: RequestRecord | None) -> tuple[float, float, float]:
 
 def _step_s(stage: StagePlan) -> float:
     assert stage.load.kind == "open", "it is of this study"
-    return stage.load.segments[-1].duration_s
+    return stage.load.segments[1].duration_s

@@ -11,10 +11,12 @@ from loadtest.offer.load import OpenLoop, RateSegment
 
 LEVELS = (0.2, 0.4, 0.6, 0.8, 1.0, 1.15, 1.3)  # of capacity
 KINDS = ("copy", "story")  # alike often
-# Steps that an arm is offered in one piece, first and end: so short that arms change places within half a minute.
-PARTS = ((0, 4), (4, 7), (7, 9), (9, 13))
-# Before each part the step before it, for as long as a request takes: lanes are as full as they would have been.
-LEAD_S = 6.0
+# Steps that an arm is offered in one piece, first and end: up to capacity, above it, and down again. So short that
+# arms change places within a minute.
+PARTS = ((0, 4), (4, 9), (9, 13))
+# Around each part the step before and the one after it, for as long as a request takes: lanes are as full as they
+# would have been, and stay so until the last request of the part has its answer.
+AROUND_S = 6.0
 
 
 def rise_and_fall(levels: Sequence[float] = LEVELS) -> tuple[float, ...]:
@@ -33,30 +35,35 @@ def offered_load(capacity_rps: float, step_s: float) -> OpenLoop:
     )
 
 
-def part_names() -> tuple[str, ...]:
-    """What the loads of `offered_part` are called."""
-    levels = rise_and_fall()
-    return tuple(
-        f"part {number + 1}: " + ", ".join(f"{level:g}" for level in levels[first:end]) + " of capacity"
-        for number, (first, end) in enumerate(PARTS)
-    )
-
-
 def offered_part(part: int, capacity_rps: float, step_s: float) -> OpenLoop:
-    """One of `PARTS` of `offered_load` by itself, after `LEAD_S` of the step before it.
+    """One of `PARTS` of `offered_load` by itself, between `AROUND_S` of the step before it and of the one after.
 
     Args:
-        part: from 0; before the first comes its own first step.
+        part: from 0; before the first comes its own first step, after the last its own last.
     """
     levels = rise_and_fall()
     first, end = PARTS[part]
-    steps = ((LEAD_S, levels[max(0, first - 1)]), *((step_s, level) for level in levels[first:end]))
+    steps = (
+        (AROUND_S, levels[max(0, first - 1)]),
+        *((step_s, level) for level in levels[first:end]),
+        (AROUND_S, levels[min(end, len(levels) - 1)]),
+    )
+    of_capacity = ", ".join(f"{level:g}" for level in levels[first:end])
     return OpenLoop(
         tuple(RateSegment(lasts_s, level * capacity_rps, level * capacity_rps) for lasts_s, level in steps),
-        name=part_names()[part],
+        name=f"{_part_name(part)}{of_capacity} of {capacity_rps:.3g} req/s, {step_s:g} s each",
     )
 
 
-def step_of(due_s: npt.NDArray[np.float64], step_s: float, num_steps: int) -> npt.NDArray[np.int64]:
+def part_of(load: str) -> int | None:
+    """Which part a load of that name is; None where it is none."""
+    return next((part for part in range(len(PARTS)) if load.startswith(_part_name(part))), None)
+
+
+def _part_name(part: int) -> str:
+    return f"part {part + 1} of {len(PARTS)}: "
+
+
+def step_of(due_s: npt.NDArray[np.float64], step_s: float) -> npt.NDArray[np.int64]:
     """The step, from 0, that requests fall into by when they were due, in seconds since the first began."""
-    return np.minimum(due_s // step_s, num_steps - 1).astype(np.int64)
+    return (due_s // step_s).astype(np.int64)

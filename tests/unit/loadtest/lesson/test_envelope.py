@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from loadtest.client.lane_drafts import chooses_drafts
 from loadtest.client.traced_lab import TracedAnswer
 from loadtest.lesson.envelope import (
     ANSWER_TOKENS,
@@ -14,7 +15,6 @@ from loadtest.lesson.envelope import (
     LoadPoint,
     Reckoned,
     best_fixed,
-    chooses_drafts,
     curve_name,
     envelope,
     largest_loss,

@@ -6,6 +6,7 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -152,6 +153,40 @@ def test_a_run_without_lanes_of_the_profile_is_refused(tmp_path: Path) -> None:
         compare_with_run(few, profile(), SchedulerConfig(), lambda _: None, seed=0, left_out=left_out.append)
     (why,) = left_out
     assert why.endswith(": 3 of its requests completed, of 4 at least")
+
+
+@pytest.mark.parametrize(
+    ("speculation", "why"),
+    [
+        (
+            {"method": "adaptive", "num_speculative_tokens": 3},
+            "how many tokens its lane drafts follows the load",
+        ),
+        (
+            {"num_speculative_tokens": 3, "num_speculative_tokens_per_batch_size": [[1, 4, 3]]},
+            "how many tokens its lane drafts follows the load",
+        ),
+        (
+            {"method": "ngram", "num_speculative_tokens": 5},
+            "its lane drafted 5 tokens a step, that of the profile 3",
+        ),
+    ],
+)
+def test_a_lane_that_drafts_otherwise_than_the_profile_s_is_left_out(
+    speculation: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    by_lane = {lane: records_of(lane) for lane in ("batched", "speculative")}
+    run = run_file([stage_run(records) for records in by_lane.values()])
+    run.run.config["lanes"][1]["speculation"] = speculation
+    (tmp_path / "run").mkdir()
+    write_whole_run(tmp_path / "run", run, [each for records in by_lane.values() for each in records])
+    left_out: list[str] = []
+    (found,) = compare_with_run(
+        tmp_path / "run", profile(), None, lambda _: None, seed=0, left_out=left_out.append
+    )
+    assert found.lane == "batched"
+    assert len(left_out) == 1
+    assert why in left_out[0]
 
 
 def test_a_stage_of_a_text_that_was_not_calibrated_is_left_out_and_the_others_stay(tmp_path: Path) -> None:

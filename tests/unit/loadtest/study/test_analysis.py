@@ -3,18 +3,19 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from loadtest.study.analysis import Answers, StepTally, Study, by_step, objectives, tally, together
 from loadtest.study.schedule import (
-    LEAD_S,
+    AROUND_S,
     LEVELS,
     PARTS,
     offered_load,
     offered_part,
-    part_names,
+    part_of,
     rise_and_fall,
 )
 from loadtest.study.verdicts import verdicts
@@ -48,17 +49,22 @@ def test_the_load_rises_once_and_falls_again() -> None:
     assert [segment.from_per_s for segment in load.segments] == [50.0 * level for level in levels]
 
 
-def test_a_part_by_itself_begins_with_the_load_before_it_and_all_parts_are_the_whole() -> None:
+def test_a_part_by_itself_is_between_the_loads_around_it_and_all_parts_are_the_whole() -> None:
     whole = offered_load(50.0, 4.0).segments
     steps = [step for first, end in PARTS for step in range(first, end)]
     assert steps == list(range(len(whole)))
-    assert len(set(part_names())) == len(PARTS)
     for part, (first, end) in enumerate(PARTS):
         load = offered_part(part, 50.0, 4.0)
-        lead, *own = load.segments
-        assert (lead.duration_s, lead.from_per_s) == (LEAD_S, whole[max(0, first - 1)].from_per_s)
+        lead, *own, after = load.segments
+        assert (lead.duration_s, lead.from_per_s) == (AROUND_S, whole[max(0, first - 1)].from_per_s)
+        assert (after.duration_s, after.from_per_s) == (AROUND_S, whole[min(end, 12)].from_per_s)
         assert tuple(own) == whole[first:end]
-        assert load.label == part_names()[part]
+        assert part_of(load.label) == part
+        # What changes the offer is in its name.
+        assert (
+            len({load.label, offered_part(part, 51.0, 4.0).label, offered_part(part, 50.0, 5.0).label}) == 3
+        )
+    assert part_of("poisson 4 req/s") is None
 
 
 def test_regret_is_against_the_arm_that_is_best_at_that_load() -> None:
@@ -124,18 +130,20 @@ def test_the_best_fixed_arm_is_chosen_within_each_draw() -> None:
     assert (regret.low, regret.high) == pytest.approx((1 - 80 / 60, 0.0))
 
 
-def test_repeats_of_each_step_are_drawn_by_themselves() -> None:
-    # Steps are as good as each other: of 13 of them less is uncertain than of one.
-    found = study(plain=[steps(80), steps(40)], drafts=[steps(0)] * 2, adapts=[steps(80)] * 2)
-    whole, top = (
-        found.goodput_rps("plain", found.steps_of(None)),
-        found.goodput_rps("plain", found.steps_of(TOP)),
-    )
-    assert (top.low, top.high) == (4.0, 8.0)
-    assert whole.value == top.value == pytest.approx(6.0)
-    assert whole.low is not None
-    assert whole.high is not None
-    assert 4.5 < whole.low < 6.0 < whole.high < 7.5
+def test_repeats_of_what_ran_in_one_piece_are_drawn_together() -> None:
+    arms = {"plain": [steps(80), steps(40)], "drafts": [steps(0)] * 2, "adapts": [steps(80)] * 2}
+    in_one, in_parts = Study(arms, ("plain",), STEP_S), Study(arms, ("plain",), STEP_S, PARTS)
+    single = Study(arms, ("plain",), STEP_S, tuple((step, step + 1) for step in range(NUM_STEPS)))
+    assert (in_one.gain("adapts").low, in_one.gain("adapts").high) == pytest.approx((1.0, 2.0))
+    widths = []
+    for found in (in_one, in_parts, single):
+        goodput = found.goodput_rps("plain", found.steps_of(None))
+        assert goodput.value == pytest.approx(6.0)
+        assert goodput.low is not None
+        assert goodput.high is not None
+        widths.append(goodput.high - goodput.low)
+    assert widths[0] == pytest.approx(4.0)
+    assert widths[0] >= widths[1] > 1.5 * widths[2] > 0
 
 
 def test_one_repeat_has_no_interval() -> None:
@@ -170,8 +178,9 @@ def test_runs_of_one_study_are_read_as_one() -> None:
     assert both.num_repeats == 2
     assert both.gain("adapts").value == pytest.approx(1.0)
     assert both.regret("adapts", TOP).low == pytest.approx(-0.5)
-    with pytest.raises(ValueError, match="are not of one study"):
-        together([one, Study(other.arms, ("plain", "drafts"), STEP_S + 1)])
+    for unlike in ({"step_s": STEP_S + 1}, {"parts": PARTS}):
+        with pytest.raises(ValueError, match="are not of one study"):
+            together([one, replace(other, **unlike)])
     with pytest.raises(ValueError, match=r"plain, drafts, adapts .* and of plain, drafts with"):
         together([one, study(plain=[steps(40)], drafts=[steps(50)])])
 
@@ -179,7 +188,7 @@ def test_runs_of_one_study_are_read_as_one() -> None:
 def test_requests_fall_into_the_step_in_which_they_were_due_and_keep_the_limits_of_their_kind() -> None:
     _, _, by_kind = objectives(1.0, 0.050, 0.020)
     answers = Answers(
-        due_s=np.array([0.0, 9.9, 10.0, 10.0, 10.0, 129.9, 130.1]),
+        due_s=np.array([0.0, 9.9, 10.0, 10.0, 10.0, 129.9, 130.0]),
         kind=np.array([0, 1, 0, 1, 0, 0, 0]),
         ttft_s=np.array([0.1, 0.1, 0.1, 1.5, math.inf, 0.1, 0.1]),
         tpot_s=np.array([0.01, 0.03, 0.03, 0.03, math.inf, 0.01, 0.01]),
@@ -188,7 +197,7 @@ def test_requests_fall_into_the_step_in_which_they_were_due_and_keep_the_limits_
         lanes=("plain", "drafts"),
     )
     found = [tally(step, by_kind) for step in by_step(answers, STEP_S, NUM_STEPS)]
-    assert [(step.offered, step.met) for step in found] == [(2, 2), (3, 0), *[(0, 0)] * 10, (2, 2)]
+    assert [(step.offered, step.met) for step in found] == [(2, 2), (3, 0), *[(0, 0)] * 10, (1, 1)]
     # A copy that is as slow as a story may be, a story with a late first token, and one that was refused.
     assert found[1].misses == {"tpot<20ms": 1, "ttft<1s": 1, "failed": 1}
     assert found[1].tpots_s == (0.03, 0.03)
