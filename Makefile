@@ -86,7 +86,7 @@ validate-simulate: install ## How far `tandem simulate` is off on the running la
 study-policies: install ## Compare the order policies in simulated time; ARGS="--seed 2"
 	@$(BIN)/python -m serving.simulation.study_policies $(ARGS)
 
-study-adaptive: install ## Compare decoding that adapts under a load that rises and falls, 25 min; SIMULATED=1: in virtual time
+study-adaptive: install ## Compare decoding that adapts under a load that rises and falls, 35 min; SIMULATED=1: in virtual time
 	@$(if $(SIMULATED),$(BIN)/python -m loadtest.study.in_virtual_time,$(BIN)/tandem prepare && deploy/study_adaptive.sh) $(ARGS)
 
 crosscheck: install ## Measure one simulated engine with this and three other load tools, next to the truth; ARGS="--seed 2"

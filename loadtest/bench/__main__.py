@@ -242,7 +242,7 @@ def _run(run: Job, with_ceiling: bool, as_json: bool, all_tables: bool) -> int:
     todo = replace(plan, stages=tuple(stage for stage in plan.stages if stage.key not in run.finished))
     click.echo(
         f"{len(todo.stages)} stages, {todo.num_requests} requests; "
-        f"about {todo.estimated_s:.0f} s expected, each stage is cut after "
+        f"about {todo.estimated_s:.0f} s expected, each stage is cut after at most "
         f"{todo.longest_stage_s:g} s; seed {plan.seed}",
         err=True,
     )

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
+import gevent
+
 from loadtest.analysis.stage_summary import Repeat, make_repeat
 from loadtest.bench.crowd import Crowd, crowd
 from loadtest.bench.workbench import TICK_S, Workbench
@@ -69,6 +71,8 @@ def run_stage(bench: Workbench, plan: StagePlan, place: StagePlace) -> Repeat | 
         RunWriteError: a record could not be written; those of earlier stages are there.
     """
     base_url = bench.plan.base_url
+    if bench.stop.is_set:
+        return None
     with crowd() as users:
         warm_up(bench, plan)
         traffic = lay_out(bench, plan, users)
@@ -124,13 +128,19 @@ def warm_up(bench: Workbench, plan: StagePlan) -> None:
     why = "" if is_first else f", idle for {idle_s:.0f} s"
     bench.say(f"lane {plan.lane}{why}: one request to warm up")
     before = lab.scrape(bench.plan.base_url)
-    traffic = WarmUp(bench.sender, plan, bench.keep, None if is_first else WAKING_TOKENS)
-    with bench.stop.heard_by(traffic):
-        traffic.run_user()
+    traffic = WarmUp(
+        bench.sender, plan, bench.keep, next(bench.warm_ups), None if is_first else WAKING_TOKENS
+    )
+    box = gevent.spawn_later(plan.max_stage_s, traffic.stop, ClientReason.STAGE_TIME_UP)
+    try:
+        with bench.stop.heard_by(traffic):
+            traffic.run_user()
+    finally:
+        box.kill()
     if is_first:
         bench.warm_up_s[plan.lane] = sum(e2e_latency_s(record.timeline) for record in traffic.records)
     # What the gateway counts late must not fall into the stage that follows.
-    lab.scrape_at_rest(bench.plan.base_url, plan.lane, before, 1)
+    lab.scrape_at_rest(bench.plan.base_url, plan.lane, before, num_sent(traffic.records))
     bench.records.refuse_missing()
 
 

@@ -45,8 +45,8 @@ class RequestLabel:
     Attributes:
         stage: key of the stage, as `StagePlan.key` gives it.
         number: number of its prompt in the workload's order.
-        is_warmup: sent before what counts: before a lane's first stage, in the warm-up of an open loop, or while
-            the users of a closed loop were coming.
+        is_warmup: sent before what counts: to a lane that was cold or idle, in the warm-up of an open loop, or
+            while the users of a closed loop were coming.
         is_tail: sent after what counts, so that a closed loop stayed as it was until the last request ended.
     """
 

@@ -21,6 +21,7 @@ Clock = Callable[[], float]
 
 MAX_SLUG = 60
 BEFORE_THE_STAGE = -1
+FIRST_WARM_UP_PROMPT = 2 * 10**9  # above all that a plan may have
 
 
 def slug(key: str) -> str:
@@ -89,13 +90,14 @@ class Sender:
             ),  # is hashable, which the cache wants and the protocol does not say
         )
 
-    def warm_up(self, stage: StagePlan, output_tokens: int | None = None) -> MadeRequest:
-        """One request before a stage, with a prompt that no stage has: none is in a cache then.
+    def warm_up(self, stage: StagePlan, place: int = 0, output_tokens: int | None = None) -> MadeRequest:
+        """One request before a stage. No stage and no other warm-up has its prompt: none is in a cache by it.
 
         Args:
+            place: among the warm-ups of the run, from 0.
             output_tokens: None: as many as one of the stage.
         """
-        number = max(each.prompts_end for each in (*self.plan.stages, stage))
+        number = FIRST_WARM_UP_PROMPT + place
         label = RequestLabel(
             f"{self.id_prefix}-{slug(stage.key)}-warmup",
             stage.lane,

@@ -6,8 +6,8 @@ load for the regret by load, and once for the whole run.
 
 Intervals: 95 percent, by drawing repeats of each part with replacement, the same for all arms, for the arms of a
 part's repeat share their arrivals. A part is what ran in one piece: its steps share queue and machine. The best
-fixed arm is chosen within each draw, so the choice is part of what is uncertain. Of few repeats they are too narrow;
-of one there is none.
+fixed arm is chosen within each draw, so the choice is part of what is uncertain. Of few repeats they are too
+narrow; of one there is none.
 
 Source: the percentile bootstrap, Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13.
 """

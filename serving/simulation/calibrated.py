@@ -183,6 +183,7 @@ class CalibratedReplica:
         "_began_at_s",
         "_chunks",
         "_decoding",
+        "_factor",
         "_growth",
         "_growth_s",
         "_k",
@@ -220,6 +221,7 @@ class CalibratedReplica:
         self._steps = 0  # of the stretch
         self._base_s = 0.0  # of its first step
         self._growth_s = 0.0  # by which each step is longer than the one before it
+        self._factor = 1.0  # of noise, that is in both
         self._chunks: list[tuple[SimulatedSequence, int]] = []
         self.ends_at_s: float | None = None
         self.busy_s = 0.0
@@ -232,7 +234,7 @@ class CalibratedReplica:
             steps = self._steps_by(now_s)
             if steps < self._steps:
                 self._steps = steps
-                self.ends_at_s = self._began_at_s + self._lasts_s(steps)
+                self.ends_at_s = self._cut_at_s(now_s)
 
     def start(self, now_s: float) -> float | None:
         """Begin a stretch; the instant of its end, or None when there is nothing to do."""
@@ -264,9 +266,9 @@ class CalibratedReplica:
                 cost.step_time.step_s(positions, self._kv)
             )
         if self._lane.step_noise:
-            factor = self._noise()
-            self._base_s *= factor
-            self._growth_s *= factor
+            self._factor = self._noise(self._steps)
+            self._base_s *= self._factor
+            self._growth_s *= self._factor
         self._began_at_s = now_s
         self.ends_at_s = now_s + self._lasts_s(self._steps)
         return self.ends_at_s
@@ -342,10 +344,19 @@ class CalibratedReplica:
         self._kv -= max(1, sequence.prompt_tokens) + sequence.output_tokens
         self._promised_kv -= sequence.prompt_tokens + sequence.output_tokens
 
-    def _noise(self) -> float:
-        """Draw by what the stretch takes longer than its steps do on average: lognormal, of steps by themselves."""
-        variance = math.log1p(self._lane.step_noise**2 / self._steps)
+    def _noise(self, steps: int) -> float:
+        """Draw by what so many steps take longer than on average: lognormal, of steps that differ by themselves."""
+        variance = math.log1p(self._lane.step_noise**2 / steps)
         return self._rng.lognormvariate(-variance / 2, math.sqrt(variance))
+
+    def _cut_at_s(self, now_s: float) -> float:
+        """When the stretch ends that is cut to the step under way: who waits for that one has one step's noise."""
+        whole_s = self._lasts_s(self._steps)
+        if not self._lane.step_noise:
+            return self._began_at_s + whole_s
+        before_s = self._lasts_s(self._steps - 1)
+        last_s = (whole_s - before_s) / self._factor * self._noise(1)
+        return max(now_s, self._began_at_s + before_s + last_s)
 
     def _draft_s(self) -> float:
         """Of a step: as many passes as the longest drafts take, each with those whose drafts are that long.

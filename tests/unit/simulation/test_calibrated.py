@@ -252,6 +252,35 @@ def test_steps_that_differ_take_as_long_on_average_and_differ_as_much() -> None:
         assert statistics.stdev(uneven_s) == pytest.approx(0.3 * mean_s / num_steps**0.5, rel=0.06)
 
 
+class Scripted(random.Random):
+    """Draws these factors of noise, one after the other."""
+
+    def __init__(self, *factors: float) -> None:
+        super().__init__(1)
+        self.factors = list(factors)
+
+    def lognormvariate(self, mu: float = 0.0, sigma: float = 1.0) -> float:
+        return self.factors.pop(0)
+
+
+@pytest.mark.parametrize(("last", "ends_s"), [(1.0, 0.5), (3.0, 0.7), (0.1, 0.45)])
+def test_who_comes_in_the_middle_waits_for_a_step_that_differs_as_one_step_does(
+    last: float, ends_s: float
+) -> None:
+    # A step takes 100 ms: one for the prompt, then a stretch of twenty.
+    model = replace(lane(LinearStepTime(0.1, 0.0, 0.0)), step_noise=0.3)
+    replica = CalibratedReplica(model, Scripted(1.0, 1.0, last))
+    replica.join(SimulatedSequence(0, 10, 21, 0), 0.0)
+    assert replica.start(0.0) == pytest.approx(0.1)
+    replica.end()
+    assert replica.start(0.1) == pytest.approx(2.1)
+    # In the fourth step of the stretch, which ends no sooner than now.
+    replica.join(SimulatedSequence(1, 10, 5, 0), 0.45)
+    assert replica.ends_at_s == pytest.approx(ends_s)
+    replica.end()
+    assert replica.num_steps == 1 + 4
+
+
 def test_a_lane_without_room_or_kinds_of_text_is_refused() -> None:
     with pytest.raises(ValueError, match="needs an entry for 0 and for 1"):
         lane(drafts_by_batch=(0,))

@@ -66,6 +66,10 @@ def test_a_lane_that_was_idle_answers_a_short_request_before_its_next_stage(tmp_
     warm = [record for record in records if record.label.stage == "warmup"]
     assert [record.output_tokens for record in warm] == [20, 2, 2]
     assert not any(record.label.counts for record in warm)
+    asked = [record.label.number for record in warm]
+    # Each asks what nobody else does: nothing of it is in a cache.
+    assert len(set(asked)) == 3
+    assert not set(asked) & {record.label.number for record in records if record not in warm}
     assert len({record.label.request_id for record in records}) == len(records)
 
 
@@ -122,7 +126,7 @@ def test_a_whole_run_tells_the_truth(tmp_path: Path) -> None:
 
     assert summary["run"]["seed"] == 5
     assert summary["run"]["status"] == "complete"
-    announced = r"4 stages, 32 requests; about \d+ s expected, each stage is cut after 180 s; seed 5"
+    announced = r"4 stages, 32 requests; about \d+ s expected, each stage is cut after at most 180 s; seed 5"
     assert re.search(announced, done.stderr)
     assert "stage 4 of 4: slow, copy, 3 users" in done.stderr
     last = done.stdout.rstrip().splitlines()[-1]

@@ -6,12 +6,15 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from loadtest.client.record import RequestRecord
+from loadtest.simulate import against
 from loadtest.simulate.__main__ import main
 from loadtest.simulate.against import FIGURES, Compared, capacities, compare_with_run
 from loadtest.simulate.lanes import TextMix, candidates
@@ -65,7 +68,9 @@ def test_what_the_profile_says_is_what_was_measured(lane: str, tmp_path: Path) -
     assert (compared.lane, compared.workload, compared.load) == (lane, "copy", "4 users")
     assert (compared.num_requests, compared.num_left_out) == (200, 0)
     for figure in FIGURES:
-        assert compared.error(figure) == pytest.approx(0, abs=0.05), figure
+        # TTFT is some whole steps: a median may be one more in one draw than in another.
+        within = 0.25 if figure == "ttft_p50_s" else 0.05
+        assert compared.error(figure) == pytest.approx(0, abs=within), figure
 
 
 def test_users_begin_as_they_did_and_what_does_not_count_is_load(tmp_path: Path) -> None:
@@ -90,6 +95,25 @@ def test_users_begin_as_they_did_and_what_does_not_count_is_load(tmp_path: Path)
     assert compared.measured["ttft_p50_s"] == pytest.approx(0.073, abs=0.001)
     for figure in FIGURES:
         assert compared.error(figure) == pytest.approx(0, abs=0.02), figure
+
+
+def test_figures_are_the_mean_of_as_many_requests_as_were_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = written(tmp_path / "run", records_of("batched")[: 2 * USERS])
+    (plain, drafting) = profile().lanes
+    noisy = msgspec.structs.replace(plain, residuals=replace(plain.residuals, noise=0.5))
+    known = msgspec.structs.replace(profile(), lanes=(noisy, drafting))
+
+    def simulated(draws: int, seed: int) -> dict[str, float]:
+        monkeypatch.setattr(against, "NUM_SIMULATED", draws)
+        (compared,) = compare_with_run(directory, known, SchedulerConfig(), lambda _: None, seed=seed)
+        return compared.simulated
+
+    single = [simulated(1, seed) for seed in range(10)]
+    assert len({each["ttft_p95_s"] for each in single}) == 10
+    for figure, value in simulated(10, 0).items():
+        assert value == pytest.approx(fmean(each[figure] for each in single))
 
 
 def test_a_machine_that_was_slower_is_an_error_below_0(tmp_path: Path) -> None:
