@@ -97,7 +97,7 @@ def _fixed(lane: LaneProfile, mix: TextMix, lengths: Lengths) -> Candidate:
 
 
 def _by_batch(lane: LaneProfile, mix: TextMix, lengths: Lengths) -> Candidate:
-    context = lengths.prompt_tokens + lengths.output_tokens / 2
+    context = lengths.context_tokens
     table = lane.cost_model.batch_table(
         context, mean_rates(lane, mix), lane.num_drafts, lane.max_num_seqs, mean_draft_share(lane, mix)
     )

@@ -66,7 +66,7 @@ def replicas_by_lane(plans: Sequence[LanePlan], most: int) -> Chart:
 
 def envelope(lane: LaneProfile, mix: TextMix, lengths: Lengths) -> Chart:
     """Output tokens/s of a replica that decodes over those without drafts, by sequences at once, for each k."""
-    context = lengths.prompt_tokens + lengths.output_tokens / 2
+    context = lengths.context_tokens
     rates, share = mean_rates(lane, mix), mean_draft_share(lane, mix)
     batches = sorted({round(lane.max_num_seqs ** (place / MAX_POINTS)) for place in range(MAX_POINTS + 1)})
     rows: list[Row] = []

@@ -109,7 +109,7 @@ def setting(hardware: Hardware, objective: Objective) -> Setting:
     """
     profile, lengths = profiles.load(hardware.profile_file), hardware.lengths
     plain, drafting = profile.lane(PLAIN_LANE), profile.lane(DRAFTING_LANE)
-    context = lengths.prompt_tokens + lengths.output_tokens / 2
+    context = lengths.context_tokens
     table = table_drafts(
         drafting.cost_model.batch_table(
             context,

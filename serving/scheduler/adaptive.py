@@ -1,7 +1,8 @@
 """`adaptive`: the lane that is expected to give most tokens a second with the request on it. No clock, no I/O.
 
-**Score.** A replica of b sequences gives the sum of their tokens per step over the time of a step. Its score is
-what the request adds to that: what it gets, less what those that run there lose by the longer step.
+**Score.** A replica of b sequences gives the sum of their tokens over the time of their steps, those of their prompts
+included: a learned draft reads prompts too. Its score is what the request adds to that: what it gets, less what those
+that run there lose by longer steps.
 
 **Shared cores.** Replicas on the same cores take turns: of m that are busy each has an m-th of the time. Two
 half-full batches that take turns give less than the better of them full, so there the question is which lane
@@ -25,6 +26,7 @@ from dataclasses import dataclass, field
 from serving.core.choice import Choice, LaneScore, Why
 from serving.core.lane import ReplicaInfo
 from serving.core.request import Lease, RequestEnd, SchedulingRequest
+from serving.core.speculation.cost_model import Lengths
 from serving.core.speculation.estimator import AcceptanceEstimator, DraftOutcome
 from serving.core.speculation.reliability import Reliability
 from serving.core.speculation.text_kind import TextKind
@@ -39,19 +41,27 @@ ANY_TENANT = ""  # no tenant has this name: what is expected of its requests is 
 
 @dataclass(slots=True)
 class _Sequences:
-    """Sequences by kind of text, and the positions of all in the KV cache, half of their answers included."""
+    """Sequences by kind of text, and the tokens of all their prompts and of all their answers."""
 
     by_kind: dict[TextKind, float] = field(default_factory=dict)
-    kv_tokens: float = 0.0
+    prompt_tokens: float = 0.0
+    output_tokens: float = 0.0
 
     def add(self, other: _Sequences, times: float = 1) -> None:
         for kind, count in other.by_kind.items():
             self.by_kind[kind] = self.by_kind.get(kind, 0) + times * count
-        self.kv_tokens += times * other.kv_tokens
+        self.prompt_tokens += times * other.prompt_tokens
+        self.output_tokens += times * other.output_tokens
 
     @property
     def count(self) -> float:
         return sum(self.by_kind.values())
+
+    @property
+    def mean_lengths(self) -> Lengths:
+        """Of one sequence; what rounding left below 0 is none, and an answer has a token at least."""
+        count = self.count
+        return Lengths(max(0.0, self.prompt_tokens / count), max(1.0, self.output_tokens / count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +216,9 @@ class Adaptive(PlacementPolicy):
     def adopted(self, lease: Lease) -> None:
         """Of what kind it is, whose, and how long, no lease says."""
         replica = self._replicas.get(lease.replica_id)
-        sequences = _Sequences({TextKind.OPEN: lease.num_sequences}, lease.reserved_tokens / 2)
+        # As much of it in the KV cache as of a request whose answer may be twice its prompt.
+        reserved = lease.reserved_tokens
+        sequences = _Sequences({TextKind.OPEN: lease.num_sequences}, reserved / 4, reserved / 2)
         running = _Running(
             lease.replica_id,
             replica.info.lane if replica else "",
@@ -232,7 +244,7 @@ class Adaptive(PlacementPolicy):
             part = _part(replica, running)
             part.add(running.sequences, -1)
             if part.count == 0:
-                part.kv_tokens = 0.0  # what rounding left
+                part.prompt_tokens = part.output_tokens = 0.0  # what rounding left
 
     def _learn(self, running: _Running, end: RequestEnd, replica: _Replica) -> None:
         """What its steps say of its drafts: all after the first, which gives a token without any.
@@ -399,7 +411,7 @@ class Adaptive(PlacementPolicy):
                         tokens_per_s - without,
                         tokens_per_s,
                         batch,
-                        there.kv_tokens / batch,
+                        there.mean_lengths.context_tokens,
                         k,
                         self._expected(state.info.lane, request.kind, request.tenant, k),
                         num_sharing,
@@ -452,8 +464,8 @@ class Adaptive(PlacementPolicy):
             of_tenant = self._expected(info.lane, request.kind, request.tenant, k)
             of_kind = self._expected(info.lane, request.kind, ANY_TENANT, k)
             tokens += request.num_sequences * (of_tenant - of_kind)
-        step_s = cost.cost.decode_step_s(batch, sequences.kv_tokens / count, k, shares / count)
-        return tokens * batch / count / step_s
+        outlook = cost.cost.serve_at(batch, sequences.mean_lengths, k, tokens / count, shares / count)
+        return outlook.tokens_per_s
 
     def _expected(self, lane: str, kind: TextKind, tenant: str, num_drafts: int) -> float:
         """Tokens of a step for one sequence."""
@@ -481,8 +493,8 @@ class Adaptive(PlacementPolicy):
 
 
 def _sequences_of(request: SchedulingRequest) -> _Sequences:
-    context = request.prompt_tokens + (request.predicted_output_tokens or request.max_output_tokens) / 2
-    return _Sequences({request.kind: request.num_sequences}, context)
+    output_tokens = request.predicted_output_tokens or request.max_output_tokens
+    return _Sequences({request.kind: request.num_sequences}, request.prompt_tokens, output_tokens)
 
 
 def _part(replica: _Replica, running: _Running) -> _Sequences:

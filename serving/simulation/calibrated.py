@@ -166,7 +166,7 @@ class Ended(NamedTuple):
 class CalibratedReplica:
     """The engine's state between stretches of steps. The caller keeps the time.
 
-    `start` begins a stretch and says when it ends; `join` may bring that forward, to the end of the step under way;
+    `start` begins a stretch and says when it ends; `join` may change that to the end of the step under way;
     `end` at that instant says what it gave. A sequence takes part from the next stretch on.
 
     The batch is that of vLLM: decoding goes before prompts, and prompts share what is left of `max_step_tokens`. A

@@ -153,8 +153,8 @@ class PlannedLab:
             info = _replica_info(lane, number, CORES if shares_cores else "")
             self._number_of[info.replica_id] = number
             self._core_of[number].replica_ready(info)
-        # A heap of when stretches end, with the replica's number. What a replica has meanwhile brought forward
-        # stays in it and is passed over. Replicas have a clock of their own: on shared cores, the time each gets.
+        # A heap of when stretches end, with the replica's number. What a replica has meanwhile changed stays in it
+        # and is passed over. Replicas have a clock of their own: on shared cores, the time each gets.
         self._due: list[tuple[float, int]] = []
         self._ticks: list[tuple[float, int]] = []  # a heap of when cells look for overdue requests
         self._ticking: set[int] = set()
@@ -276,7 +276,7 @@ class PlannedLab:
             )
             if ends_at_s is None:
                 idle.add(place)
-            elif replica.ends_at_s is not None and replica.ends_at_s < ends_at_s:
+            elif replica.ends_at_s is not None and replica.ends_at_s != ends_at_s:
                 heapq.heappush(self._due, (replica.ends_at_s, place))
         for place in idle:
             self._start(place)

@@ -55,6 +55,11 @@ class Lengths:
                 "at least 1"
             )
 
+    @property
+    def context_tokens(self) -> float:
+        """Of a request in the KV cache, on the mean while it is answered."""
+        return self.prompt_tokens + self.output_tokens / 2
+
 
 @dataclass(frozen=True, slots=True)
 class BatchRange:
@@ -96,19 +101,32 @@ class CostModel:
     def serve(
         self, batch: float, lengths: Lengths, num_drafts: int, rates: Rates, draft_share: float = 1.0
     ) -> Outlook:
+        """`serve_at` with the tokens per step of drafts that are accepted so.
+
+        Args:
+            rates: acceptance by position; carried on where it has fewer positions than drafts.
+        """
+        return self.serve_at(
+            batch, lengths, num_drafts, tokens_per_step(extended(rates, num_drafts)), draft_share
+        )
+
+    def serve_at(
+        self, batch: float, lengths: Lengths, num_drafts: int, tokens: float, draft_share: float = 1.0
+    ) -> Outlook:
         """Requests that come and go: `batch` always run, as users of a closed loop without think time do.
 
         A request takes one step for its prompt, which gives its first token, and (output - 1) / tokens_per_step
         more; each step holds the mean of what its sequences are at. Prompts longer than a step takes in one go, and
         the chance of several in one step, are left out.
+
+        Args:
+            tokens: that a step gives a sequence.
         """
-        tokens = tokens_per_step(extended(rates, num_drafts))
         decode_steps = (lengths.output_tokens - 1) / tokens
         steps = 1 + decode_steps
         positions = (lengths.prompt_tokens + decode_steps * (1 + num_drafts * draft_share)) / steps
-        context = lengths.prompt_tokens + lengths.output_tokens / 2
         decoding = batch * decode_steps / steps
-        step_s = self.step_time.step_s(batch * positions, batch * context)
+        step_s = self.step_time.step_s(batch * positions, batch * lengths.context_tokens)
         step_s += self.draft_cost.draft_s(num_drafts, decoding * draft_share)
         # A step in which none of them is at its prompt has nothing of what prompts cost.
         step_s += self.prompt_cost.step_s * (1 - (1 - 1 / steps) ** batch)

@@ -13,8 +13,8 @@ from serving.core.choice import Choice, Why
 from serving.core.lane import ReplicaInfo, Strategy
 from serving.core.request import Lease, ReplicaVerdict, RequestEnd, SchedulingRequest
 from serving.core.speculation.acceptance import geometric_rates
-from serving.core.speculation.cost_model import CostModel
-from serving.core.speculation.step_time import DraftCost, LinearStepTime
+from serving.core.speculation.cost_model import CostModel, Lengths
+from serving.core.speculation.step_time import DraftCost, LinearStepTime, PromptCost
 from serving.core.speculation.text_kind import TextKind
 from serving.scheduler.adaptive import Adaptive
 from serving.scheduler.breaker import Breaker
@@ -95,12 +95,26 @@ def test_a_score_is_what_all_on_the_replica_gain_by_the_request() -> None:
     (score,) = choice(made, ask(9, COPY), info).scores
     cost = COSTS["speculative"].cost
     hard, easy = (1 + sum(PRIORS[kind]) for kind in (OPEN, COPY))
-    before = 3 * hard / cost.decode_step_s(3, 100, K)
-    after = (3 * hard + easy) / cost.decode_step_s(4, 100, K)
+    lengths = Lengths(50, 100)
+    before = cost.serve_at(3, lengths, K, hard).tokens_per_s
+    after = cost.serve_at(4, lengths, K, (3 * hard + easy) / 4).tokens_per_s
     assert score.tokens_per_s == pytest.approx(after)
     assert score.score == pytest.approx(after - before)
     assert (score.batch, score.context_tokens, score.num_drafts, score.num_sharing) == (4, 100, K, 1)
     assert score.tokens_per_step == pytest.approx(easy)
+
+
+@pytest.mark.parametrize(("output_tokens", "lane"), [(200, "speculative"), (8, "batched")])
+def test_prompts_count_where_a_lane_takes_longer_for_them(output_tokens: int, lane: str) -> None:
+    lanes = plain(), drafting()
+    cost = COSTS["speculative"]
+    # As a learned draft does that reads them too.
+    slow = replace(cost, cost=replace(cost.cost, prompt_cost=PromptCost(step_s=0.1)))
+    made = policy(*lanes, costs={**COSTS, "speculative": slow})
+    assert choice(made, ask(1, COPY, max_output_tokens=output_tokens), *lanes).lane == lane
+    # Where they cost the same, drafts are better for both.
+    same = policy(*lanes)
+    assert choice(same, ask(1, COPY, max_output_tokens=output_tokens), *lanes).lane == "speculative"
 
 
 def test_drafts_are_left_when_their_batch_has_grown() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -141,6 +142,18 @@ class GivesUp(Watch):
 
     def is_lost(self) -> bool:
         return self.seen > 1500
+
+
+def test_a_run_of_steps_that_differ_ends_whoever_comes_meanwhile() -> None:
+    noisy = replace(PLAIN, step_noise=0.5)
+    offered = poisson(20.0, 2000)
+    done = PlannedLab(SchedulerConfig(), [(noisy, 3)], offered).run()
+    assert done.ended.all()
+    assert np.isfinite(done.e2e_s).all()
+    assert (done.ttft_s > 0).all()
+    even = PlannedLab(SchedulerConfig(), [(PLAIN, 3)], offered).run()
+    assert np.median(done.tpot_s) == pytest.approx(float(np.median(even.tpot_s)), rel=0.1)
+    assert np.percentile(done.ttft_s, 95) > np.percentile(even.ttft_s, 95)
 
 
 def test_a_watch_ends_a_run_that_is_lost() -> None:
