@@ -1,8 +1,8 @@
 """`adaptive`: the lane that is expected to give most tokens a second with the request on it. No clock, no I/O.
 
-**Score.** A replica of b sequences gives the sum of their tokens over the time of their steps, those of their prompts
-included: a learned draft reads prompts too. Its score is what the request adds to that: what it gets, less what those
-that run there lose by longer steps.
+**Score.** A replica of b sequences gives the sum of their tokens over the time of their steps, those of their
+prompts included: a learned draft reads prompts too. Its score is what the request adds to that: what it gets, less
+what those that run there lose by longer steps.
 
 **Shared cores.** Replicas on the same cores take turns: of m that are busy each has an m-th of the time. Two
 half-full batches that take turns give less than the better of them full, so there the question is which lane
