@@ -122,15 +122,14 @@ def warm_up(bench: Workbench, plan: StagePlan) -> None:
         RunWriteError: its record could not be written.
     """
     is_first = plan.lane not in bench.warm_up_s
-    idle_s = bench.clock() - bench.used_until_s.get(plan.lane, bench.clock())
+    now_s = bench.clock()
+    idle_s = now_s - bench.used_until_s.get(plan.lane, now_s)
     if not is_first and idle_s <= MAX_IDLE_S:
         return
     why = "" if is_first else f", idle for {idle_s:.0f} s"
     bench.say(f"lane {plan.lane}{why}: one request to warm up")
     before = lab.scrape(bench.plan.base_url)
-    traffic = WarmUp(
-        bench.sender, plan, bench.keep, next(bench.warm_ups), None if is_first else WAKING_TOKENS
-    )
+    traffic = WarmUp(bench.sender, plan, bench.keep, None if is_first else WAKING_TOKENS)
     box = gevent.spawn_later(plan.max_stage_s, traffic.stop, ClientReason.STAGE_TIME_UP)
     try:
         with bench.stop.heard_by(traffic):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import resource
 import sys
 import time
@@ -73,7 +72,6 @@ class Workbench:
         line_every_s: how often progress is said.
         warm_up_s: how long the first warm-up request of each lane took, of those that had it.
         used_until_s: when the last stage of each lane was over.
-        warm_ups: numbers them.
     """
 
     plan: Plan
@@ -90,7 +88,6 @@ class Workbench:
     line_every_s: float
     warm_up_s: dict[str, float] = field(default_factory=dict)
     used_until_s: dict[str, float] = field(default_factory=dict)
-    warm_ups: Iterator[int] = field(default_factory=itertools.count)
 
     def keep(self, record: RequestRecord) -> None:
         """A request ended: to the file and to the live metrics. A record that is lost ends the stage."""

@@ -90,14 +90,14 @@ class Sender:
             ),  # is hashable, which the cache wants and the protocol does not say
         )
 
-    def warm_up(self, stage: StagePlan, place: int = 0, output_tokens: int | None = None) -> MadeRequest:
-        """One request before a stage. No stage and no other warm-up has its prompt: none is in a cache by it.
+    def warm_up(self, stage: StagePlan, output_tokens: int | None = None) -> MadeRequest:
+        """One request before a stage. No stage has its prompt, nor has a warm-up before another stage of the lane:
+        nothing of it is in a cache.
 
         Args:
-            place: among the warm-ups of the run, from 0.
             output_tokens: None: as many as one of the stage.
         """
-        number = FIRST_WARM_UP_PROMPT + place
+        number = FIRST_WARM_UP_PROMPT + stage.first_prompt
         label = RequestLabel(
             f"{self.id_prefix}-{slug(stage.key)}-warmup",
             stage.lane,

@@ -254,18 +254,16 @@ class WarmUp(Traffic):
         sender: Sender,
         plan: StagePlan,
         on_record: Callable[[RequestRecord], None],
-        place: int = 0,
         output_tokens: int | None = None,
     ) -> None:
         super().__init__(sender, plan, on_record)
-        self._place = place
         self._output_tokens = output_tokens
 
     def run_user(self) -> None:
         """Send it."""
         client = self._connections.take()
         try:
-            request = self._sender.warm_up(self.plan, self._place, self._output_tokens)
+            request = self._sender.warm_up(self.plan, self._output_tokens)
             self.records.append(client.send(request.label, request.body, self._sender.clock()))
             self._on_record(self.records[-1])
         finally:

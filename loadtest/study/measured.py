@@ -129,9 +129,12 @@ def studies_of_run(
     for record in read_records(directory / REQUESTS_FILE):
         by_stage.setdefault(record.label.stage, []).append(record)
     arm_of = {lane: arm for arm, lane in lanes.items()}
+    parts: list[tuple[StagePlan, int]] = []
     for stage in planned:
-        if stage.lane not in arm_of or stage.workload != WORKLOAD or part_of(stage.load.label) is None:
+        part = part_of(stage.load.label)
+        if stage.lane not in arm_of or stage.workload != WORKLOAD or part is None:
             raise ValueError(f"{directory}: stage {stage.key} is none of this study")
+        parts.append((stage, part))
     has_run = {stage.plan.key for stage in run.stages if not stage.is_cut}
     cut = {stage.repeat for stage in planned if stage.key not in has_run}
     whole = sorted({stage.repeat for stage in planned} - cut)
@@ -139,12 +142,11 @@ def studies_of_run(
         raise ValueError(f"{directory}: there is no repeat in which every arm ran")
     step_s = _step_s(planned[0])
     steps: dict[tuple[str, int, int], tuple[Answers, ...]] = {}
-    for stage in planned:
-        part = part_of(stage.load.label)
-        assert part is not None, "looked at above"
-        first, end = PARTS[part]
-        answers = answers_of(by_stage.get(stage.key, []), stage, run.run.seed)
-        steps[arm_of[stage.lane], stage.repeat, part] = by_step(answers, step_s, end - first)
+    for stage, part in parts:
+        if stage.repeat in whole:
+            first, end = PARTS[part]
+            answers = answers_of(by_stage.get(stage.key, []), stage, run.run.seed)
+            steps[arm_of[stage.lane], stage.repeat, part] = by_step(answers, step_s, end - first)
 
     def tallies(arm: str, repeat: int, objective: Objective) -> list[StepTally]:
         return [tally(own, objective) for part in range(len(PARTS)) for own in steps[arm, repeat, part]]

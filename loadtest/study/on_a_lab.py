@@ -156,7 +156,7 @@ def _measure(
     plan_file = runs_dir / f".{run_dir.name}-{PLAN_FILE}"
     write_plan(plan, plan_file)
     click.echo(
-        f"{len(plan.stages)} stages, {plan.num_requests} requests that count, "
+        f"{len(plan.stages)} stages, {plan.num_requests} requests, "
         f"{capacity_rps:.3g} requests/s as capacity: about {plan.estimated_s / 60:.0f} minutes",
         err=True,
     )
