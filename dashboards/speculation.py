@@ -140,6 +140,7 @@ SPECULATION = Dashboard(
                             NOT_ADAPTIVE,
                         ),
                     ),
+                    width=8,
                 ),
                 Panel(
                     "And why",
@@ -150,6 +151,21 @@ SPECULATION = Dashboard(
                             _rate(names.PLACEMENT_CHOICES.name, "lane, why"), "{{lane}} {{why}}", NOT_ADAPTIVE
                         ),
                     ),
+                    width=8,
+                ),
+                Panel(
+                    "What lanes give over what their profile says",
+                    "By about how many sequences run; 1 is as tandem calibrate measured it, and is come back to "
+                    "while a lane runs nothing.",
+                    "suffix: x",
+                    (
+                        Query(
+                            f"{names.PLACEMENT_CORRECTION.name}{LANE}",
+                            "{{lane}} at {{batch}}",
+                            NOT_ADAPTIVE,
+                        ),
+                    ),
+                    width=8,
                 ),
                 Panel(
                     "Accepted, predicted and observed",

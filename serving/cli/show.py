@@ -102,7 +102,8 @@ def _show_choices(console: Console, adaptive: dict[str, Any]) -> None:
             console.print(
                 f"    {score['lane']} {score['score']:.1f}: {score['num_drafts']} drafts, "
                 f"{score['tokens_per_step']:.2f} tokens a step, batch {score['batch']:.1f}, "
-                f"context {score['context_tokens']:.0f}, {score['num_sharing']} taking turns",
+                f"context {score['context_tokens']:.0f}, {score['num_sharing']} taking turns, "
+                f"gives {score['correction']:.2f} of its profile",
                 markup=False,
             )
 

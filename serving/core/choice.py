@@ -29,6 +29,7 @@ class LaneScore:
         num_drafts: k at that batch.
         tokens_per_step: expected of this request.
         num_sharing: replicas that take turns on the same cores, this one included.
+        correction: what the lane gave lately at such a batch, over what its profile says; in the figures above.
     """
 
     lane: str
@@ -40,6 +41,7 @@ class LaneScore:
     num_drafts: int
     tokens_per_step: float
     num_sharing: int
+    correction: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,6 +142,10 @@ PLACEMENT_CHOICES = Metric(
     "tandem_placement_choices_total", "counter", "requests", "scheduler", ("lane", "kind", "why"),
     "Requests placed by `adaptive`, by lane, kind of text and why: `score`, `kept` (hysteresis) or `only_choice`.",
 )  # fmt: skip
+PLACEMENT_CORRECTION = Metric(
+    "tandem_placement_correction", "gauge", "ratio", "scheduler", ("lane", "batch"),
+    "What a lane gives over what its profile says, as `adaptive` reckons it with about `batch` sequences.",
+)  # fmt: skip
 PREDICTED_ACCEPTED_TOKENS = Metric(
     "tandem_predicted_accepted_tokens_total", "counter", "tokens", "scheduler", ("lane", "kind"),
     "Draft tokens that finished streams were expected to have accepted, as expected when they were placed.",

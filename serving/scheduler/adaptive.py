@@ -11,25 +11,27 @@ the mean, though now they run elsewhere. Judged by the batches of the moment, a 
 keep all requests for ever, because the first one to leave halves everybody's time. For the same reason a
 request waits where the better lane is full, and does not take the other one.
 
-**Hysteresis.** The lane that was chosen last for that kind of text, or on shared cores the one on which most
-run, is left only for one that is better by the margin: of what the request adds, or on shared cores of all they
-give.
+**Corrections.** What the profile says of a lane is corrected by what it gives while it serves: see `corrections`.
+
+**Hysteresis.** The lane that was chosen last for that kind of text, or on shared cores for any that had a choice,
+is left only for one that is better by the margin: of what the request adds, or on shared cores of all they give.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from serving.core.choice import Choice, LaneScore, Why
 from serving.core.lane import ReplicaInfo
-from serving.core.request import Lease, RequestEnd, SchedulingRequest
-from serving.core.speculation.cost_model import Lengths
+from serving.core.request import Lease, ReplicaVerdict, RequestEnd, SchedulingRequest
+from serving.core.speculation.cost_model import Lengths, Outlook
 from serving.core.speculation.estimator import AcceptanceEstimator, DraftOutcome
 from serving.core.speculation.reliability import Reliability
 from serving.core.speculation.text_kind import TextKind
+from serving.scheduler.corrections import Corrections, Promise, Stay
 from serving.scheduler.lane_costs import LaneCosts
 from serving.scheduler.placement import LeastOutstanding, PlacementPolicy, ReplicaState
 
@@ -86,6 +88,7 @@ class _Replica:
     info: ReplicaInfo
     free: _Sequences = field(default_factory=_Sequences)
     bound: _Sequences = field(default_factory=_Sequences)
+    promise: Promise = field(default_factory=Promise)
 
     @property
     def num_sequences(self) -> float:
@@ -103,6 +106,7 @@ class _Running:
     is_free: bool
     num_drafts: int  # k when it came
     predicted: float  # acceptance rate
+    stay: Stay | None  # None of one that came before the scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,7 @@ class Adaptive(PlacementPolicy):
         last_choices: the newest last.
         accepted: by lane and kind of text.
         reliability: by lane; each request in the bin of its predicted acceptance.
+        corrections: what lanes give over what their profile says.
     """
 
     def __init__(self, lane_costs: LaneCosts, margin: float, rng: random.Random) -> None:
@@ -145,6 +150,7 @@ class Adaptive(PlacementPolicy):
         self._replicas: dict[str, _Replica] = {}
         self._on_cores: dict[str, dict[str, _Replica]] = {}
         self._found: dict[tuple[str, str], _Found] = {}  # on shared cores, by model
+        self._lane_of_cores: dict[tuple[str, str], str] = {}  # chosen last there
         self._running: dict[str, _Running] = {}
         self._last_lane: dict[tuple[str, TextKind], str] = {}
         self._choice: Choice | None = None
@@ -153,6 +159,7 @@ class Adaptive(PlacementPolicy):
         self.last_choices: deque[Choice] = deque(maxlen=KEEP_CHOICES)
         self.accepted: dict[tuple[str, TextKind], AcceptedTokens] = {}
         self.reliability: dict[str, Reliability] = {}
+        self.corrections = Corrections()
 
     # What runs where
 
@@ -173,8 +180,11 @@ class Adaptive(PlacementPolicy):
             del self._on_cores[_cores(replica.info)][replica_id]
             if not self._on_cores[_cores(replica.info)]:
                 del self._on_cores[_cores(replica.info)]
+                self._found.pop(_place(replica.info), None)
+                self._lane_of_cores.pop(_place(replica.info), None)
 
-    def placed(self, request: SchedulingRequest, info: ReplicaInfo) -> None:
+    def placed(self, request: SchedulingRequest, info: ReplicaInfo, now_s: float) -> None:
+        self._keep_up(info, now_s)
         if request.lane is None:
             self._notice(info)
         cost = self._costs.get(info.lane)
@@ -192,6 +202,7 @@ class Adaptive(PlacementPolicy):
             request.lane is None and not request.needs_plain_decoding,
             num_drafts,
             expected.acceptance_rate,
+            Stay(replica.promise, request.kind),
         )
         self._running[request.request_id] = running
         _part(replica, running).add(running.sequences)
@@ -201,7 +212,7 @@ class Adaptive(PlacementPolicy):
         if len(self._sharing(info)) == 1:
             return
         found = self._free_now(info)
-        key = _cores(info), info.model
+        key = _place(info)
         known = self._found.get(key)
         # Idle cores say that the load is gone.
         self._found[key] = known.after(found) if known and found.count else _Found(found)
@@ -229,22 +240,58 @@ class Adaptive(PlacementPolicy):
             is_free=False,
             num_drafts=0,
             predicted=0.0,
+            stay=None,
         )
         self._running[lease.request_id] = running
         if replica is not None:
             _part(replica, running).add(sequences)
 
-    def ended(self, request_id: str, end: RequestEnd) -> None:
+    def ended(self, request_id: str, end: RequestEnd, now_s: float) -> None:
         running = self._running.pop(request_id, None)
         if running is None:
             return
         replica = self._replicas.get(running.replica_id)
         if replica is not None:
+            self._keep_up(replica.info, now_s)
+            self._correct(running, end, replica.promise, now_s)
             self._learn(running, end, replica)
             part = _part(replica, running)
             part.add(running.sequences, -1)
             if part.count == 0:
                 part.prompt_tokens = part.output_tokens = 0.0  # what rounding left
+
+    def _keep_up(self, info: ReplicaInfo, now_s: float) -> None:
+        """What the profile has promised on these cores since the last event, before who runs there changes.
+
+        One that was adopted counts from that event on.
+        """
+        busy = [replica for replica in self._sharing(info) if replica.num_sequences]
+        for replica in self._sharing(info):
+            elapsed_s = replica.promise.since(now_s)
+            if elapsed_s and replica.num_sequences:
+                rates = self._promised_tokens_per_s(replica)
+                replica.promise.add(elapsed_s, rates, replica.num_sequences, len(busy) == 1)
+
+    def _promised_tokens_per_s(self, replica: _Replica) -> dict[TextKind, float]:
+        """Of one sequence of each kind that runs there, by the profile, with the cores to the replica alone."""
+        sequences = _Sequences()
+        sequences.add(replica.free)
+        sequences.add(replica.bound)
+        outlook = self._outlook(replica.info, sequences)
+        if outlook is None:
+            return {}
+        per_step = outlook.tokens_per_s / sequences.count / outlook.tokens_per_step
+        return {
+            kind: per_step * self._expected(replica.info.lane, kind, ANY_TENANT, outlook.num_drafts)
+            for kind in sequences.by_kind
+        }
+
+    def _correct(self, running: _Running, end: RequestEnd, promise: Promise, now_s: float) -> None:
+        """What its time says of its lane; of several sequences nobody knows when each ended."""
+        if running.stay is None or running.num_sequences > 1 or end.verdict is not ReplicaVerdict.HEALTHY:
+            return
+        if said := running.stay.slowness(promise, end.output_tokens or 0):
+            self.corrections.learn(running.lane, *said, now_s)
 
     def _learn(self, running: _Running, end: RequestEnd, replica: _Replica) -> None:
         """What its steps say of its drafts: all after the first, which gives a token without any.
@@ -347,14 +394,10 @@ class Adaptive(PlacementPolicy):
         best = self._best(options, request)
         if len({option.score.lane for option in options}) == 1:
             return best, False
-        on_lane: dict[str, float] = defaultdict(float)
-        for replica in self._sharing(best.state.info):
-            if _is_alike(replica.info, best.state.info):
-                on_lane[replica.info.lane] += replica.free.count
-        most = max(on_lane.values())
+        lane = self._lane_of_cores.get(_place(best.state.info))
+        held = [option for option in options if option.score.lane == lane]
         # Where nothing runs nothing is gained by staying.
-        held = [option for option in options if most and on_lane[option.score.lane] == most]
-        if held:
+        if held and self._free_now(best.state.info).count:
             kept = self._best(held, request)
             if best.score.tokens_per_s <= kept.score.tokens_per_s * (1 + self._margin):
                 return kept, kept.score.score < best.score.score
@@ -380,6 +423,8 @@ class Adaptive(PlacementPolicy):
             why = Why.ONLY_CHOICE
         else:
             self._last_lane[request.model, request.kind] = chosen.score.lane
+            if len(self._sharing(chosen.state.info)) > 1:
+                self._lane_of_cores[_place(chosen.state.info)] = chosen.score.lane
             why = Why.KEPT if was_kept else Why.SCORE
         scores = sorted(best_of_lane.values(), key=lambda each: each.score, reverse=True)
         self._remember(Choice(chosen.score.lane, request.kind, why, tuple(scores)))
@@ -415,6 +460,7 @@ class Adaptive(PlacementPolicy):
                         k,
                         self._expected(state.info.lane, request.kind, request.tenant, k),
                         num_sharing,
+                        self.corrections.factor(state.info.lane, min(batch, state.info.max_running)),
                     ),
                 )
             )
@@ -448,10 +494,19 @@ class Adaptive(PlacementPolicy):
     def _tokens_per_s(
         self, info: ReplicaInfo, sequences: _Sequences, request: SchedulingRequest | None = None
     ) -> float:
-        """Of a replica with those sequences, alone on its cores; `request` is one of them."""
-        cost = self._costs.get(info.lane)
-        if cost is None:  # it takes pinned requests alone, and nobody measured it
+        """As corrected, of a replica with those sequences, alone on its cores; `request` is one of them."""
+        outlook = self._outlook(info, sequences, request)
+        if outlook is None:
             return 0.0
+        return outlook.tokens_per_s * self.corrections.factor(info.lane, outlook.batch)
+
+    def _outlook(
+        self, info: ReplicaInfo, sequences: _Sequences, request: SchedulingRequest | None = None
+    ) -> Outlook | None:
+        """By the profile; None of a lane that takes pinned requests alone, and that nobody measured."""
+        cost = self._costs.get(info.lane)
+        if cost is None:
+            return None
         count = sequences.count
         # More than its slots take turns in them.
         batch = min(count, info.max_running)
@@ -464,8 +519,7 @@ class Adaptive(PlacementPolicy):
             of_tenant = self._expected(info.lane, request.kind, request.tenant, k)
             of_kind = self._expected(info.lane, request.kind, ANY_TENANT, k)
             tokens += request.num_sequences * (of_tenant - of_kind)
-        outlook = cost.cost.serve_at(batch, sequences.mean_lengths, k, tokens / count, shares / count)
-        return outlook.tokens_per_s
+        return cost.cost.serve_at(batch, sequences.mean_lengths, k, tokens / count, shares / count)
 
     def _expected(self, lane: str, kind: TextKind, tenant: str, num_drafts: int) -> float:
         """Tokens of a step for one sequence."""
@@ -485,7 +539,7 @@ class Adaptive(PlacementPolicy):
         free = self._free_now(info)
         if len(self._sharing(info)) == 1 or not free.count:
             return free
-        found = self._found.get((_cores(info), info.model))
+        found = self._found.get(_place(info))
         return found.after(free).mean if found else free
 
     def _sharing(self, info: ReplicaInfo) -> Collection[_Replica]:
@@ -504,6 +558,11 @@ def _part(replica: _Replica, running: _Running) -> _Sequences:
 def _cores(info: ReplicaInfo) -> str:
     """What it computes on, as a key; one that shares with nobody is its own."""
     return info.cores or f"replica {info.replica_id}"
+
+
+def _place(info: ReplicaInfo) -> tuple[str, str]:
+    """Cores, and whose requests that pin no lane are free to move there."""
+    return _cores(info), info.model
 
 
 def _by_cores(states: Iterable[ReplicaState]) -> dict[str, list[ReplicaState]]:

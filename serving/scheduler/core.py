@@ -179,7 +179,7 @@ class SchedulerCore:
         lease = self._ledger.release(request_id)
         self._drain_rate.record(now_s)
         self._judge(lease, end.verdict, now_s)
-        self._placement.ended(request_id, end)
+        self._placement.ended(request_id, end, now_s)
         running = self._running.pop(request_id, None)
         if running is not None:
             self._learn(running, end, now_s)
@@ -293,7 +293,7 @@ class SchedulerCore:
             request.request_id, replica.info.replica_id, request.reserved_tokens, request.num_sequences
         )
         self._ledger.acquire(lease)
-        self._placement.placed(request, replica.info)
+        self._placement.placed(request, replica.info, now_s)
         replica.breaker.sent(request.request_id)
         self._order.dispatched(request)
         self._running[request.request_id] = _Running(request, replica.info.lane, now_s)

@@ -120,6 +120,9 @@ def _adaptive(placement: Adaptive) -> Iterator[Metric]:
     choices = _counter(names.PLACEMENT_CHOICES)
     for (lane, kind, why), count in sorted(placement.choices.items()):
         choices.add_metric([lane, kind, why], count)
+    corrections = _gauge(names.PLACEMENT_CORRECTION)
+    for each in placement.corrections.all():
+        corrections.add_metric([each.lane, str(each.batch)], each.factor)
     predicted, observed = (
         _counter(metric) for metric in (names.PREDICTED_ACCEPTED_TOKENS, names.OBSERVED_ACCEPTED_TOKENS)
     )
@@ -140,7 +143,7 @@ def _adaptive(placement: Adaptive) -> Iterator[Metric]:
             requests.add_metric(labels, part.num_requests)
             drafted.add_metric(labels, part.draft_tokens)
             accepted.add_metric(labels, round(part.observed * part.draft_tokens))
-    yield from (choices, predicted, observed, requests, drafted, accepted)
+    yield from (choices, corrections, predicted, observed, requests, drafted, accepted)
 
 
 def _counter(metric: names.Metric) -> CounterMetricFamily:

@@ -142,13 +142,13 @@ class PlacementPolicy:
     def forget(self, replica_id: str) -> None:
         """A replica is gone. Requests on it end later."""
 
-    def placed(self, request: SchedulingRequest, info: ReplicaInfo) -> None:
+    def placed(self, request: SchedulingRequest, info: ReplicaInfo, now_s: float) -> None:
         """The request runs on the replica."""
 
     def adopted(self, lease: Lease) -> None:
         """A request runs that was placed by an earlier scheduler."""
 
-    def ended(self, request_id: str, end: RequestEnd) -> None:
+    def ended(self, request_id: str, end: RequestEnd, now_s: float) -> None:
         """A request runs no more; one that is not known says nothing."""
 
 

@@ -395,6 +395,7 @@ class SchedulerService:
             "last_choices": [
                 asdict(choice) | {"header": str(choice)} for choice in reversed(adaptive.last_choices)
             ],
+            "corrections": [asdict(correction) for correction in adaptive.corrections.all()],
             "accepted_tokens": [
                 {"lane": lane, "kind": kind, "predicted": sums.predicted, "observed": sums.observed}
                 for (lane, kind), sums in sorted(adaptive.accepted.items())

@@ -21,6 +21,7 @@ PANELS = [(dashboard, panel) for dashboard in DASHBOARDS for panel in dashboard.
 QUERIES = [(dashboard, panel, query) for dashboard, panel in PANELS for query in panel.queries]
 ADAPTIVE = (
     names.PLACEMENT_CHOICES,
+    names.PLACEMENT_CORRECTION,
     names.PREDICTED_ACCEPTED_TOKENS,
     names.OBSERVED_ACCEPTED_TOKENS,
     names.RELIABILITY_REQUESTS,

@@ -119,8 +119,8 @@ def test_choices_between_lanes_are_shown_with_what_they_were_made_from(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     scores = (
-        LaneScore("drafts", "d-1", 48.75, 90.0, 2.0, 51.0, 3, 1.76, 1),
-        LaneScore("plain", "p-1", 45.5, 45.5, 1.0, 50.0, 0, 1.0, 2),
+        LaneScore("drafts", "d-1", 48.75, 90.0, 2.0, 51.0, 3, 1.76, 1, 0.9),
+        LaneScore("plain", "p-1", 45.5, 45.5, 1.0, 50.0, 0, 1.0, 2, 1.0),
     )
     choice = Choice("drafts", TextKind.COPY, Why.SCORE, scores)
     count = {"lane": "drafts", "kind": "copy", "why": "score", "requests": 7}
@@ -129,8 +129,10 @@ def test_choices_between_lanes_are_shown_with_what_they_were_made_from(
     for line in (
         "chosen so far: drafts for copy (score) 7",
         "  copy to drafts (score), tokens/s gained:",
-        "    drafts 48.8: 3 drafts, 1.76 tokens a step, batch 2.0, context 51, 1 taking turns",
-        "    plain 45.5: 0 drafts, 1.00 tokens a step, batch 1.0, context 50, 2 taking turns",
+        "drafts 48.8: 3 drafts, 1.76 tokens a step, batch 2.0, context 51, 1 taking turns, gives 0.90 of its "
+        "profile",
+        "plain 45.5: 0 drafts, 1.00 tokens a step, batch 1.0, context 50, 2 taking turns, gives 1.00 of its "
+        "profile",
     ):
         assert " ".join(line.split()) in " ".join(shown.split())
 

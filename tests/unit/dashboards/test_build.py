@@ -227,6 +227,7 @@ def test_a_reason_that_two_queries_share_is_given_once() -> None:
 def test_the_metrics_of_adaptive_placement_are_shown_and_may_all_be_empty() -> None:
     adaptive = {
         metric_names.PLACEMENT_CHOICES.name,
+        metric_names.PLACEMENT_CORRECTION.name,
         metric_names.PREDICTED_ACCEPTED_TOKENS.name,
         metric_names.OBSERVED_ACCEPTED_TOKENS.name,
         metric_names.RELIABILITY_DRAFT_TOKENS.name,

@@ -63,7 +63,7 @@ def ask(number: int | str, kind: TextKind, **fields: Any) -> SchedulingRequest:
 
 def run(made: Adaptive, asked: SchedulingRequest, info: ReplicaInfo) -> None:
     """The request runs there, whoever chose it."""
-    made.placed(asked, info)
+    made.placed(asked, info, 0.0)
 
 
 def choice(made: Adaptive, asked: SchedulingRequest, *among: ReplicaInfo) -> Choice:
@@ -287,7 +287,7 @@ def flaps(margin: float) -> int:
             run(made, ask(f"x{number}-{other}", COPY), lanes[1])
         chosen.append(choice(made, extra, *lanes).lane)
         for other in range(1 if number % 2 else 7):
-            made.ended(f"rx{number}-{other}", RequestEnd())
+            made.ended(f"rx{number}-{other}", RequestEnd(), 0.0)
     return sum(before != after for before, after in pairwise(chosen))
 
 
@@ -305,15 +305,20 @@ def test_a_lane_is_kept_until_another_is_better_by_the_margin() -> None:
     assert choice(made, ask(3, OPEN), *lanes).lane == "batched"
 
 
-def test_on_shared_cores_the_lane_on_which_most_run_is_kept_for_all_kinds_and_an_idle_machine_keeps_none() -> (
-    None
-):
+def test_on_shared_cores_the_last_choice_is_kept_for_all_kinds_and_an_idle_machine_keeps_none() -> None:
     lanes = plain(**MACHINE), drafting(**MACHINE)
     made = policy(*lanes, margin=3.0)
+    assert choice(made, ask(1, OPEN), *lanes).lane == "batched"
     run(made, ask(1, OPEN), lanes[0])
+    # One that had no choice says nothing, wherever most run.
+    for number in range(3):
+        assert choice(made, ask(f"x{number}", COPY), lanes[1]).why is Why.ONLY_CHOICE
+        run(made, ask(f"x{number}", COPY), lanes[1])
+    for number in range(3):
+        made.ended(f"rx{number}", RequestEnd(), 0.0)
     kept = choice(made, ask(2, COPY), *lanes)
     assert (kept.lane, kept.why) == ("batched", Why.KEPT)
-    made.ended("r1", RequestEnd())
+    made.ended("r1", RequestEnd(), 0.0)
     assert choice(made, ask(3, COPY), *lanes).lane == "speculative"
 
 
@@ -331,7 +336,7 @@ def test_requests_that_end_say_what_drafts_give_on_that_lane() -> None:
     for number in range(20):
         asked = ask(number, OPEN)
         run(made, asked, lanes[1])
-        made.ended(asked.request_id, ended(output_tokens=1 + 4 * 30, num_steps=31))
+        made.ended(asked.request_id, ended(output_tokens=1 + 4 * 30, num_steps=31), 0.0)
     assert choice(made, ask("b", OPEN), *lanes).lane == "speculative"
     sums = made.accepted["speculative", OPEN]
     assert sums.observed == 20 * 30 * K
@@ -358,7 +363,7 @@ def test_only_steps_that_were_counted_say_something(end: RequestEnd, observed: i
     info = drafting()
     made = policy(info)
     run(made, ask(1, COPY), info)
-    made.ended("r1", end)
+    made.ended("r1", end, 0.0)
     sums = made.accepted.get(("speculative", COPY))
     assert (sums.observed if sums else None) == observed
 
@@ -369,12 +374,12 @@ def test_of_a_lane_whose_k_follows_the_batch_only_requests_of_one_k_say_somethin
     made = policy(info, costs=costs)
     run(made, ask(1, COPY), info)
     run(made, ask(2, COPY), info)
-    made.ended("r1", ended(61, 31))
+    made.ended("r1", ended(61, 31), 0.0)
     assert not made.accepted
-    made.ended("r2", ended(61, 31))
+    made.ended("r2", ended(61, 31), 0.0)
     assert not made.accepted
     run(made, ask(3, COPY), info)
-    made.ended("r3", ended(61, 31))
+    made.ended("r3", ended(61, 31), 0.0)
     assert made.accepted["speculative", COPY].observed == 30
 
 
@@ -389,7 +394,7 @@ def test_a_replica_that_is_back_has_what_runs_on_it() -> None:
     run_there = choice(policy(info), ask(2, COPY), info).scores[0].batch
     made.join(info)
     assert choice(made, ask(2, COPY), info).scores[0].batch == run_there + 1
-    made.ended("r1", RequestEnd())
+    made.ended("r1", RequestEnd(), 0.0)
     assert choice(made, ask(2, COPY), info).scores[0].batch == run_there
 
 
@@ -400,7 +405,7 @@ def test_a_lease_from_before_counts_as_open_and_stays_where_it_is() -> None:
     scores = {score.lane: score for score in choice(made, ask(1, COPY), *lanes).scores}
     assert (scores["speculative"].batch, scores["batched"].batch) == (3, 1)
     assert scores["batched"].num_sharing == 2
-    made.ended("old", RequestEnd())
+    made.ended("old", RequestEnd(), 0.0)
     assert {score.batch for score in choice(made, ask(2, COPY), *lanes).scores} == {1}
 
 
@@ -412,7 +417,7 @@ def test_the_only_lane_of_a_model_is_no_choice_though_nobody_measured_it() -> No
     assert made.choose(ask(2, COPY, model="tuned"), states(*alone)).info in alone
     assert str(made.explain()) == "lane=other kind=copy why=only_choice"
     assert made.choices == {("other", COPY, Why.ONLY_CHOICE): 1}
-    made.ended("r1", ended(61, 31))
+    made.ended("r1", ended(61, 31), 0.0)
     assert not made.accepted
 
 
@@ -429,7 +434,7 @@ def test_of_a_lane_that_chooses_for_each_row_nothing_is_learnt() -> None:
     before = choice(made, ask(1, COPY), info).scores[0].tokens_per_step
     for number in range(20):
         run(made, ask(number, COPY), info)
-        made.ended(f"r{number}", ended(61, 58))
+        made.ended(f"r{number}", ended(61, 58), 0.0)
     assert not made.accepted
     assert choice(made, ask(99, COPY), info).scores[0].tokens_per_step == before
 
@@ -444,3 +449,99 @@ def test_what_it_chose_is_counted_and_kept_for_people() -> None:
     text = str(made.last_choices[-1])
     first, second = (score.score for score in made.last_choices[-1].scores)
     assert text == f"lane=speculative score={first:.1f} other=batched:{second:.1f} kind=copy why=score"
+
+
+# What lanes give over what their profile says
+
+
+def serve(made: Adaptive, info: ReplicaInfo, seconds: float, *, at_s: float, batch: int = 16) -> float:
+    """So many that all come at once and end at once, having got their 100 tokens; when that is."""
+    name = f"{info.replica_id}{at_s}"
+    for number in range(batch):
+        made.placed(ask(f"{name}-{number}", OPEN), info, at_s)
+    for number in range(batch):
+        made.ended(f"r{name}-{number}", ended(100, None), at_s + seconds)
+    return at_s + seconds
+
+
+def promised_s(lane: str, batch: int = 16) -> float:
+    """Of an answer of 100 tokens, by the lane's profile."""
+    cost = COSTS[lane]
+    k = cost.num_drafts(batch)
+    rates = PRIORS[OPEN] if k else ()
+    return batch * 100 / cost.cost.serve(batch, Lengths(50, 100), k, rates).tokens_per_s
+
+
+def correction(made: Adaptive, lane: str, batch: float = 16) -> float:
+    return made.corrections.factor(lane, batch)
+
+
+@pytest.mark.parametrize("takes", [0.8, 1.0, 1.25])
+def test_what_a_lane_gives_over_its_profile_is_learnt(takes: float) -> None:
+    info = plain()
+    made, at_s = policy(info), 0.0
+    for _ in range(20):
+        at_s = serve(made, info, takes * promised_s("batched"), at_s=at_s)
+    assert correction(made, "batched") == pytest.approx(1 / takes, abs=0.02)
+    assert [each.lane for each in made.corrections.all()] == ["batched"]
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+@pytest.mark.parametrize("machine", ["one", ""])
+def test_a_lane_that_gives_less_than_its_profile_says_is_left(machine: str, pinned: bool) -> None:
+    lanes = plain(cores=machine), drafting(cores=machine)
+    made, fresh = (policy(*lanes, margin=0.05) for _ in range(2))
+    for at_s in range(0, 400, 10):
+        asked = ask(at_s, COPY, lane="speculative" if pinned else None)
+        made.placed(asked, lanes[1], at_s)
+        made.ended(asked.request_id, ended(100, None), at_s + 10.0)
+    assert correction(made, "speculative", 1) < 0.55
+    assert correction(made, "speculative", 64) > 0.95
+    assert correction(made, "batched", 1) == 1  # nothing is known
+    found = choice(made, ask("x", COPY), *lanes)
+    scores = {each.lane: each for each in found.scores}
+    assert found.lane == "batched"
+    assert scores["speculative"].correction == correction(made, "speculative", 1)
+    assert scores["batched"].correction == 1
+    before = choice(fresh, ask("x", COPY), *lanes)
+    assert before.lane == "speculative"
+    promised = {each.lane: each.tokens_per_s for each in before.scores}
+    assert scores["speculative"].tokens_per_s == pytest.approx(
+        correction(made, "speculative", 1) * promised["speculative"]
+    )
+
+
+def test_time_that_lanes_shared_says_nothing_of_either() -> None:
+    lanes = plain(cores="one"), drafting(cores="one")
+    made = policy(*lanes)
+    for number, info in enumerate(lanes):
+        made.placed(ask(number, OPEN), info, 0.0)
+    for number in range(2):
+        made.ended(f"r{number}", ended(100, None), 9.0)
+    assert list(made.corrections.all()) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "end"),
+    [
+        (ask(1, OPEN), RequestEnd(ReplicaVerdict.UNTOLD, 0.1, 100)),  # its client left
+        (ask(1, OPEN), RequestEnd(ReplicaVerdict.FAILED, 0.1, 100)),
+        (ask(1, OPEN), RequestEnd(ReplicaVerdict.HEALTHY, 0.1, None)),
+        (ask(1, OPEN, num_sequences=2), RequestEnd(ReplicaVerdict.HEALTHY, 0.1, 200)),  # which ended first?
+    ],
+)
+def test_ends_that_say_nothing_of_the_lane(asked: SchedulingRequest, end: RequestEnd) -> None:
+    made = policy(plain())
+    made.placed(asked, plain(), 0.0)
+    made.ended("r1", end, 9.0)
+    assert list(made.corrections.all()) == []
+
+
+def test_one_that_came_before_the_scheduler_says_nothing() -> None:
+    made = policy(plain())
+    made.adopted(Lease("r1", "b", 100))
+    made.placed(ask(2, OPEN), plain(), 3.0)
+    made.ended("r1", ended(100, None), 9.0)
+    assert list(made.corrections.all()) == []
+    made.ended("r2", ended(100, None), 9.0)
+    assert [each.lane for each in made.corrections.all()] == ["batched"]

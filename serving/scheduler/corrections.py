@@ -1,0 +1,137 @@
+"""What lanes give while they serve, over what their profile promises: from requests that ended. No clock, no I/O.
+
+A profile is made in minutes on a machine that changes, and is off by some percent. Where two lanes are nearer than
+that, only what they give tells them apart.
+
+A lane that disappoints is left for one that still has its promise; that one is tried by this, and learnt in turn.
+One whose profile is too low is not, unless requests that pin it say so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from serving.core.speculation.text_kind import TextKind
+
+MEMORY_REQUESTS = 50  # the newest weighs as much as one of so many
+PROMISE_REQUESTS = 3  # the profile counts as much as so many requests
+FADE_S = 900.0  # after so long without news a lane's requests count a third
+NEAR = 0.25  # what a request says of batches twice or half as large as its own counts so much
+MIN_TOKENS = 8  # of an answer: a shorter one is mostly its prompt
+MOST = 4.0  # times slower or faster than promised that one request can say: a client may read as slowly as it likes
+MIN_ALONE = 0.9  # share of a request's time with the cores to its replica alone
+
+
+@dataclass(slots=True)
+class Promise:
+    """What a replica's profile has promised so far; whoever holds it brings it up to date before what runs changes.
+
+    Attributes:
+        at_s: up to when.
+        tokens: by kind of text, of a sequence that was there all the time.
+        batch_s: sum of the sequences over time.
+        alone_s: without another replica at work on the same cores.
+    """
+
+    at_s: float = -math.inf
+    tokens: dict[TextKind, float] = field(default_factory=dict)
+    batch_s: float = 0.0
+    alone_s: float = 0.0
+
+    def since(self, now_s: float) -> float:
+        """Seconds from the last time it was brought up to date, which it is by this."""
+        elapsed_s = max(0.0, now_s - self.at_s) if math.isfinite(self.at_s) else 0.0
+        self.at_s = now_s
+        return elapsed_s
+
+    def add(
+        self, elapsed_s: float, tokens_per_s: Mapping[TextKind, float], batch: float, is_alone: bool
+    ) -> None:
+        """`tokens_per_s`: of one sequence of each kind that runs."""
+        for kind, rate in tokens_per_s.items():
+            self.tokens[kind] = self.tokens.get(kind, 0.0) + rate * elapsed_s
+        self.batch_s += batch * elapsed_s
+        self.alone_s += elapsed_s if is_alone else 0.0
+
+
+class Stay:
+    """A sequence on a replica, from when it came."""
+
+    __slots__ = ("_alone_s", "_batch_s", "_came_at_s", "_kind", "_promise", "_tokens")
+
+    def __init__(self, promise: Promise, kind: TextKind) -> None:
+        self._promise = promise
+        self._kind = kind
+        self._came_at_s = promise.at_s
+        self._tokens = promise.tokens.get(kind, 0.0)
+        self._batch_s, self._alone_s = promise.batch_s, promise.alone_s
+
+    def slowness(self, promise: Promise, output_tokens: int) -> tuple[float, float] | None:
+        """The mean batch that it ran in, and its time over what was promised; None where it says nothing."""
+        lasted_s = promise.at_s - self._came_at_s
+        promised = promise.tokens.get(self._kind, 0.0) - self._tokens
+        # The replica may have come anew meanwhile, with another promise.
+        if promise is not self._promise or output_tokens < MIN_TOKENS or lasted_s <= 0 or promised <= 0:
+            return None
+        if promise.alone_s - self._alone_s < MIN_ALONE * lasted_s:
+            return None
+        return (promise.batch_s - self._batch_s) / lasted_s, promised / output_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """Of a lane at about that batch: what it gives over what its profile promises."""
+
+    lane: str
+    batch: int
+    factor: float
+
+
+@dataclass(slots=True)
+class _Learnt:
+    slowness: float = 0.0  # sum
+    weight: float = 0.0
+    at_s: float = -math.inf
+
+
+class Corrections:
+    """What lanes give over what is promised, kept by the power of 2 that is nearest to the batch."""
+
+    def __init__(self) -> None:
+        self._learnt: dict[str, dict[int, _Learnt]] = {}
+        self._now_s = -math.inf
+
+    def learn(self, lane: str, batch: float, slowness: float, now_s: float) -> None:
+        """A request took so many times what was promised, in a batch of that size on the mean."""
+        learnt = self._learnt.setdefault(lane, {}).setdefault(round(_log2(batch)), _Learnt())
+        kept = self._left(learnt, now_s) * (1 - 1 / MEMORY_REQUESTS)
+        slowness = min(MOST, max(1 / MOST, slowness))
+        learnt.slowness = learnt.slowness * kept + slowness
+        learnt.weight = learnt.weight * kept + 1
+        learnt.at_s = self._now_s = now_s
+
+    def factor(self, lane: str, batch: float) -> float:
+        """What the lane is expected to give at that batch, over what its profile says; 1 while nothing is known."""
+        at = _log2(batch)
+        weight = slowness = float(PROMISE_REQUESTS)
+        for level, learnt in self._learnt.get(lane, {}).items():
+            left = self._left(learnt, self._now_s) * NEAR ** abs(level - at)
+            weight += left * learnt.weight
+            slowness += left * learnt.slowness
+        return weight / slowness
+
+    def all(self) -> Iterator[Correction]:
+        """Those of which something is known, by lane and batch."""
+        for lane, by_level in sorted(self._learnt.items()):
+            for level in sorted(by_level):
+                yield Correction(lane, 2**level, self.factor(lane, 2**level))
+
+    @staticmethod
+    def _left(learnt: _Learnt, now_s: float) -> float:
+        return math.exp(min(0.0, learnt.at_s - now_s) / FADE_S) if learnt.weight else 0.0
+
+
+def _log2(batch: float) -> float:
+    return math.log2(max(1.0, batch))
