@@ -9,7 +9,8 @@ half-full batches that take turns give less than the better of them full, so the
 all should be on: a replica is judged as if all who could be on it were, as many as the last requests found on
 the mean, though now they run elsewhere. Judged by the batches of the moment, a lane that is worse by now would
 keep all requests for ever, because the first one to leave halves everybody's time. For the same reason a
-request waits where the better lane is full, and does not take the other one.
+request waits where the better lane is full, and does not take the other one, unless its client set a limit to that
+or half of the lane is held by requests that are pinned to it.
 
 **Corrections.** What the profile says of a lane is corrected by what it gives while it serves: see `corrections`.
 
@@ -23,6 +24,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from serving.core.choice import Choice, LaneScore, Why
 from serving.core.lane import ReplicaInfo
@@ -38,6 +40,8 @@ from serving.scheduler.placement import LeastOutstanding, PlacementPolicy, Repli
 KEEP_CHOICES = 20
 FORGET = 0.1  # weight of the newest request in the mean of what requests find on shared cores
 MAX_REMEMBERED = 1_000  # a client can invent tenants without end
+LOOK_AGAIN_S = 15.0  # little is forgotten in so long
+MAX_BOUND = 0.5  # share of a lane's slots with requests that may run nowhere else: then nobody waits for it
 ANY_TENANT = ""  # no tenant has this name: what is expected of its requests is what is expected of the kind
 
 
@@ -154,7 +158,9 @@ class Adaptive(PlacementPolicy):
         self._running: dict[str, _Running] = {}
         self._last_lane: dict[tuple[str, TextKind], str] = {}
         self._choice: Choice | None = None
-        self._tokens_per_step: dict[tuple[str, TextKind, str, int], float] = {}  # until something is learnt
+        # Until something is learnt, or some of it is forgotten.
+        self._tokens_per_step: dict[tuple[str, TextKind, str, int], float] = {}
+        self._now_s = self._expected_until_s = 0.0
         self.choices: Counter[tuple[str, TextKind, Why]] = Counter()
         self.last_choices: deque[Choice] = deque(maxlen=KEEP_CHOICES)
         self.accepted: dict[tuple[str, TextKind], AcceptedTokens] = {}
@@ -191,7 +197,7 @@ class Adaptive(PlacementPolicy):
         replica = self._replicas[info.replica_id]
         batch = replica.num_sequences + request.num_sequences
         num_drafts = cost.num_drafts(round(batch)) if cost else 0
-        expected = self._estimator.expect(info.lane, request.kind, request.tenant, num_drafts)
+        expected = self._estimator.expect(info.lane, request.kind, request.tenant, num_drafts, now_s)
         running = _Running(
             info.replica_id,
             info.lane,
@@ -202,7 +208,7 @@ class Adaptive(PlacementPolicy):
             request.lane is None and not request.needs_plain_decoding,
             num_drafts,
             expected.acceptance_rate,
-            Stay(replica.promise, request.kind),
+            Stay(replica.promise),
         )
         self._running[request.request_id] = running
         _part(replica, running).add(running.sequences)
@@ -253,8 +259,8 @@ class Adaptive(PlacementPolicy):
         replica = self._replicas.get(running.replica_id)
         if replica is not None:
             self._keep_up(replica.info, now_s)
-            self._correct(running, end, replica.promise, now_s)
-            self._learn(running, end, replica)
+            self._correct(running, end, replica, now_s)
+            self._learn(running, end, replica, now_s)
             part = _part(replica, running)
             part.add(running.sequences, -1)
             if part.count == 0:
@@ -265,35 +271,43 @@ class Adaptive(PlacementPolicy):
 
         One that was adopted counts from that event on.
         """
+        self._now_s = now_s
+        if now_s > self._expected_until_s:
+            self._tokens_per_step.clear()
+            self._expected_until_s = now_s + LOOK_AGAIN_S
         busy = [replica for replica in self._sharing(info) if replica.num_sequences]
         for replica in self._sharing(info):
             elapsed_s = replica.promise.since(now_s)
             if elapsed_s and replica.num_sequences:
-                rates = self._promised_tokens_per_s(replica)
-                replica.promise.add(elapsed_s, rates, replica.num_sequences, len(busy) == 1)
+                there = _Sequences()
+                there.add(replica.free)
+                there.add(replica.bound)
+                if outlook := self._outlook(replica.info, there):
+                    replica.promise.add(elapsed_s, outlook.step_s, there.count, len(busy) == 1)
 
-    def _promised_tokens_per_s(self, replica: _Replica) -> dict[TextKind, float]:
-        """Of one sequence of each kind that runs there, by the profile, with the cores to the replica alone."""
-        sequences = _Sequences()
-        sequences.add(replica.free)
-        sequences.add(replica.bound)
-        outlook = self._outlook(replica.info, sequences)
-        if outlook is None:
-            return {}
-        per_step = outlook.tokens_per_s / sequences.count / outlook.tokens_per_step
-        return {
-            kind: per_step * self._expected(replica.info.lane, kind, ANY_TENANT, outlook.num_drafts)
-            for kind in sequences.by_kind
-        }
-
-    def _correct(self, running: _Running, end: RequestEnd, promise: Promise, now_s: float) -> None:
+    def _correct(self, running: _Running, end: RequestEnd, replica: _Replica, now_s: float) -> None:
         """What its time says of its lane; of several sequences nobody knows when each ended."""
         if running.stay is None or running.num_sequences > 1 or end.verdict is not ReplicaVerdict.HEALTHY:
             return
-        if said := running.stay.slowness(promise, end.output_tokens or 0):
+        if said := running.stay.slowness(replica.promise, self._num_steps(running, end, replica)):
             self.corrections.learn(running.lane, *said, now_s)
 
-    def _learn(self, running: _Running, end: RequestEnd, replica: _Replica) -> None:
+    def _num_steps(self, running: _Running, end: RequestEnd, replica: _Replica) -> float:
+        """Of its answer: as counted, so that what was accepted says nothing of its lane's pace.
+
+        Where each row has its own k nothing is learnt of acceptance, so there its pace has to say that too: steps
+        are those that its tokens were expected to take, as they are where none were counted.
+        """
+        cost = self._costs.get(running.lane)
+        if cost is None or not end.output_tokens:
+            return 0.0
+        if cost.max_drafts and not cost.is_by_row and end.num_steps:
+            return end.num_steps
+        ks = running.num_drafts, cost.num_drafts(round(replica.num_sequences))
+        per_step = fmean(self._expected(running.lane, running.kind, running.tenant, k) for k in ks)
+        return 1 + (end.output_tokens - 1) / per_step
+
+    def _learn(self, running: _Running, end: RequestEnd, replica: _Replica, now_s: float) -> None:
         """What its steps say of its drafts: all after the first, which gives a token without any.
 
         Where k changes with the batch, only of a request that came and left at the same k; where each row has its
@@ -313,7 +327,7 @@ class Adaptive(PlacementPolicy):
             return
         accepted = min(max(tokens - steps, 0), k * steps)
         outcome = DraftOutcome.of_counts(steps, accepted, k)
-        self._estimator.learn(running.lane, running.kind, running.tenant, outcome)
+        self._estimator.learn(running.lane, running.kind, running.tenant, outcome, now_s)
         self._tokens_per_step.clear()
         sums = self.accepted.setdefault((running.lane, running.kind), AcceptedTokens())
         sums.predicted += running.predicted * k * steps
@@ -379,8 +393,16 @@ class Adaptive(PlacementPolicy):
             # A full replica may win over one of its own lane that has room.
             if winner.score.lane in {candidate.info.lane for candidate in group}:
                 return ()
+            if self._is_bound(winner.score.lane, waited_for):
+                return ()
             winners.append(winner.state)
         return winners
+
+    def _is_bound(self, lane: str, full: Iterable[ReplicaState]) -> bool:
+        """Whether too many of a lane's slots are held by requests that did not choose it."""
+        of_lane = [self._replicas[state.info.replica_id] for state in full if state.info.lane == lane]
+        num_slots = sum(replica.info.max_running for replica in of_lane)
+        return sum(replica.bound.count for replica in of_lane) >= MAX_BOUND * num_slots
 
     def _are_known(self, candidates: Sequence[ReplicaState]) -> bool:
         """False where there is one lane only, which need not be measured."""
@@ -529,9 +551,8 @@ class Adaptive(PlacementPolicy):
         if key not in self._tokens_per_step:
             if len(self._tokens_per_step) >= MAX_REMEMBERED:
                 self._tokens_per_step.clear()
-            self._tokens_per_step[key] = self._estimator.expect(
-                lane, kind, tenant, num_drafts
-            ).tokens_per_step
+            expected = self._estimator.expect(lane, kind, tenant, num_drafts, self._now_s)
+            self._tokens_per_step[key] = expected.tokens_per_step
         return self._tokens_per_step[key]
 
     def _free(self, info: ReplicaInfo) -> _Sequences:

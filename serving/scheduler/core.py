@@ -305,8 +305,8 @@ class SchedulerCore:
         eligibility: Eligibility,
         candidates: Sequence[ReplicaState],
     ) -> Sequence[ReplicaState]:
-        if request.max_queue_s == 0:
-            return ()  # it must run now or never does
+        if not eligibility.is_patient:
+            return ()
         return self._placement.awaited(request, candidates, lambda: self._fleet.full(eligibility, self._kept))
 
     def _would_wait(self, request: SchedulingRequest, eligibility: Eligibility, now_s: float) -> bool:

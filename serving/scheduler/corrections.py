@@ -10,16 +10,15 @@ One whose profile is too low is not, unless requests that pin it say so.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from serving.core.speculation.text_kind import TextKind
+from serving.core.speculation.estimator import faded
 
 MEMORY_REQUESTS = 50  # the newest weighs as much as one of so many
 PROMISE_REQUESTS = 3  # the profile counts as much as so many requests
-FADE_S = 900.0  # after so long without news a lane's requests count a third
 NEAR = 0.25  # what a request says of batches twice or half as large as its own counts so much
-MIN_TOKENS = 8  # of an answer: a shorter one is mostly its prompt
+MIN_STEPS = 8  # of an answer: a shorter one is mostly its prompt
 MOST = 4.0  # times slower or faster than promised that one request can say: a client may read as slowly as it likes
 MIN_ALONE = 0.9  # share of a request's time with the cores to its replica alone
 
@@ -30,13 +29,13 @@ class Promise:
 
     Attributes:
         at_s: up to when.
-        tokens: by kind of text, of a sequence that was there all the time.
+        steps: of the engine, while anything ran.
         batch_s: sum of the sequences over time.
         alone_s: without another replica at work on the same cores.
     """
 
     at_s: float = -math.inf
-    tokens: dict[TextKind, float] = field(default_factory=dict)
+    steps: float = 0.0
     batch_s: float = 0.0
     alone_s: float = 0.0
 
@@ -46,12 +45,9 @@ class Promise:
         self.at_s = now_s
         return elapsed_s
 
-    def add(
-        self, elapsed_s: float, tokens_per_s: Mapping[TextKind, float], batch: float, is_alone: bool
-    ) -> None:
-        """`tokens_per_s`: of one sequence of each kind that runs."""
-        for kind, rate in tokens_per_s.items():
-            self.tokens[kind] = self.tokens.get(kind, 0.0) + rate * elapsed_s
+    def add(self, elapsed_s: float, step_s: float, batch: float, is_alone: bool) -> None:
+        """So many sequences ran in steps of that length."""
+        self.steps += elapsed_s / step_s
         self.batch_s += batch * elapsed_s
         self.alone_s += elapsed_s if is_alone else 0.0
 
@@ -59,25 +55,26 @@ class Promise:
 class Stay:
     """A sequence on a replica, from when it came."""
 
-    __slots__ = ("_alone_s", "_batch_s", "_came_at_s", "_kind", "_promise", "_tokens")
+    __slots__ = ("_alone_s", "_batch_s", "_came_at_s", "_promise", "_steps")
 
-    def __init__(self, promise: Promise, kind: TextKind) -> None:
+    def __init__(self, promise: Promise) -> None:
         self._promise = promise
-        self._kind = kind
         self._came_at_s = promise.at_s
-        self._tokens = promise.tokens.get(kind, 0.0)
-        self._batch_s, self._alone_s = promise.batch_s, promise.alone_s
+        self._steps, self._batch_s, self._alone_s = promise.steps, promise.batch_s, promise.alone_s
 
-    def slowness(self, promise: Promise, output_tokens: int) -> tuple[float, float] | None:
-        """The mean batch that it ran in, and its time over what was promised; None where it says nothing."""
+    def slowness(self, promise: Promise, num_steps: float) -> tuple[float, float] | None:
+        """The mean batch that it ran in, and its time over what was promised for its steps.
+
+        None where it says nothing.
+        """
         lasted_s = promise.at_s - self._came_at_s
-        promised = promise.tokens.get(self._kind, 0.0) - self._tokens
+        promised = promise.steps - self._steps
         # The replica may have come anew meanwhile, with another promise.
-        if promise is not self._promise or output_tokens < MIN_TOKENS or lasted_s <= 0 or promised <= 0:
+        if promise is not self._promise or num_steps < MIN_STEPS or lasted_s <= 0 or promised <= 0:
             return None
         if promise.alone_s - self._alone_s < MIN_ALONE * lasted_s:
             return None
-        return (promise.batch_s - self._batch_s) / lasted_s, promised / output_tokens
+        return (promise.batch_s - self._batch_s) / lasted_s, promised / num_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +90,7 @@ class Correction:
 class _Learnt:
     slowness: float = 0.0  # sum
     weight: float = 0.0
-    at_s: float = -math.inf
+    at_s: float = 0.0
 
 
 class Corrections:
@@ -101,12 +98,12 @@ class Corrections:
 
     def __init__(self) -> None:
         self._learnt: dict[str, dict[int, _Learnt]] = {}
-        self._now_s = -math.inf
+        self._now_s = 0.0
 
     def learn(self, lane: str, batch: float, slowness: float, now_s: float) -> None:
         """A request took so many times what was promised, in a batch of that size on the mean."""
         learnt = self._learnt.setdefault(lane, {}).setdefault(round(_log2(batch)), _Learnt())
-        kept = self._left(learnt, now_s) * (1 - 1 / MEMORY_REQUESTS)
+        kept = faded(learnt.at_s, now_s) * (1 - 1 / MEMORY_REQUESTS)
         slowness = min(MOST, max(1 / MOST, slowness))
         learnt.slowness = learnt.slowness * kept + slowness
         learnt.weight = learnt.weight * kept + 1
@@ -117,7 +114,7 @@ class Corrections:
         at = _log2(batch)
         weight = slowness = float(PROMISE_REQUESTS)
         for level, learnt in self._learnt.get(lane, {}).items():
-            left = self._left(learnt, self._now_s) * NEAR ** abs(level - at)
+            left = faded(learnt.at_s, self._now_s) * NEAR ** abs(level - at)
             weight += left * learnt.weight
             slowness += left * learnt.slowness
         return weight / slowness
@@ -127,10 +124,6 @@ class Corrections:
         for lane, by_level in sorted(self._learnt.items()):
             for level in sorted(by_level):
                 yield Correction(lane, 2**level, self.factor(lane, 2**level))
-
-    @staticmethod
-    def _left(learnt: _Learnt, now_s: float) -> float:
-        return math.exp(min(0.0, learnt.at_s - now_s) / FADE_S) if learnt.weight else 0.0
 
 
 def _log2(batch: float) -> float:

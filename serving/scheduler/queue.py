@@ -29,6 +29,7 @@ class Eligibility:
     avoid_replica: str | None = None
     num_sequences: int = 1
     model: str = ""
+    is_patient: bool = True  # it may wait for a better lane: its client set no limit to its waiting
 
     @classmethod
     def of(cls, request: SchedulingRequest) -> Eligibility:
@@ -39,6 +40,7 @@ class Eligibility:
             request.avoid_replica,
             request.num_sequences,
             request.model,
+            request.max_queue_s is None and request.ttft_deadline_s is None,
         )
 
 

@@ -3,11 +3,16 @@
 For each position of a draft the chance that its token is accepted where all before it were is a Beta estimate: the
 estimate of the level above counts for `strength` drafts, and what was seen for as many as were seen. Levels are
 the prior, the lane's kind of text, the tenant's requests of that kind. What was seen counts half after `half_life`
-further drafts.
+further drafts, and a third after `FADE_S` without news: a lane that nobody is sent to any more is thought well of
+again, and tried.
+
+In its kind a tenant counts for `strength` drafts at most, whatever it sends: what one does not accept must not
+turn drafts off for all.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +27,7 @@ from serving.core.speculation.acceptance import (
 from serving.core.speculation.text_kind import TextKind
 
 MAX_TENANTS = 10_000  # a client can invent names without end
+FADE_S = 900.0
 # Of a lane of which nothing is known: the chance of each token after accepted ones. Guesses, soon outweighed.
 GUESSES = {
     TextKind.COPY: 0.8,
@@ -105,21 +111,31 @@ class _Seen:
 
     tried: list[float] = field(default_factory=list)
     accepted: list[float] = field(default_factory=list)
+    at_s: float = 0.0
 
-    def learn(self, outcome: DraftOutcome, half_life: float) -> None:
-        kept = 0.5 ** (outcome.num_drafts / half_life)
-        missing = [0.0] * (len(outcome.tried) - len(self.tried))
-        self.tried = [kept * value for value in self.tried] + missing
-        self.accepted = [kept * value for value in self.accepted] + missing
-        for position, (tried, accepted) in enumerate(zip(outcome.tried, outcome.accepted, strict=True)):
-            self.tried[position] += tried
-            self.accepted[position] += accepted
+    def keep(self, share: float) -> None:
+        self.tried = [share * value for value in self.tried]
+        self.accepted = [share * value for value in self.accepted]
 
-    def chances(self, above: Sequence[float], strength: float) -> list[float]:
+    def fade(self, now_s: float) -> None:
+        self.keep(faded(self.at_s, now_s))
+        self.at_s = now_s
+
+    def add(self, tried: Sequence[float], accepted: Sequence[float], times: float = 1.0) -> None:
+        missing = [0.0] * (len(tried) - len(self.tried))
+        self.tried += missing
+        self.accepted += missing
+        for position, (one, other) in enumerate(zip(tried, accepted, strict=True)):
+            # What rounding leaves below 0 is none.
+            self.tried[position] = max(0.0, self.tried[position] + times * one)
+            self.accepted[position] = max(0.0, self.accepted[position] + times * other)
+
+    def chances(self, above: Sequence[float], strength: float, now_s: float) -> list[float]:
         """Of each position, those of the level above drawn towards what was seen."""
+        left = faded(self.at_s, now_s)
         chances = list(above)
         for position in range(min(len(chances), len(self.tried))):
-            tried, accepted = self.tried[position], self.accepted[position]
+            tried, accepted = left * self.tried[position], left * self.accepted[position]
             chances[position] = (strength * chances[position] + accepted) / (strength + tried)
         return chances
 
@@ -128,12 +144,20 @@ class _Seen:
         return self.tried[0] if self.tried else 0.0
 
 
+@dataclass(slots=True)
+class _Tenant:
+    """What was seen of it, and how much of that is in its kind."""
+
+    seen: _Seen = field(default_factory=_Seen)
+    in_kind: float = 0.0
+
+
 class AcceptanceEstimator:
     """Learns, and says what to expect.
 
     Args:
         priors: rates by lane and kind, such as a profile's; what is not in it is guessed by the kind.
-        strength: drafts that the level above counts for, above 0.
+        strength: drafts that the level above counts for, and a tenant in its kind at most; above 0.
         half_life: drafts after which what was seen counts half, above 0.
     """
 
@@ -151,27 +175,39 @@ class AcceptanceEstimator:
         self._strength = strength
         self._half_life = half_life
         self._kinds: dict[tuple[str, TextKind], _Seen] = {}
-        self._tenants: OrderedDict[tuple[str, TextKind, str], _Seen] = OrderedDict()
+        self._tenants: OrderedDict[tuple[str, TextKind, str], _Tenant] = OrderedDict()
 
-    def learn(self, lane: str, kind: TextKind, tenant: str, outcome: DraftOutcome) -> None:
-        """A request ended; one without drafts says nothing."""
+    def learn(
+        self, lane: str, kind: TextKind, tenant: str, outcome: DraftOutcome, now_s: float = 0.0
+    ) -> None:
+        """A request ended; one without drafts says nothing. Time is by any clock."""
         if not outcome.num_drafts:
             return
         key = (lane, kind, tenant)
         if key not in self._tenants and len(self._tenants) >= MAX_TENANTS:
             self._tenants.popitem(last=False)  # heard of longest ago
-        self._kinds.setdefault((lane, kind), _Seen()).learn(outcome, self._half_life)
-        self._tenants.setdefault(key, _Seen()).learn(outcome, self._half_life)
+        of_kind = self._kinds.setdefault((lane, kind), _Seen(at_s=now_s))
+        one = self._tenants.setdefault(key, _Tenant(_Seen(at_s=now_s)))
         self._tenants.move_to_end(key)
+        of_kind.fade(now_s)
+        one.seen.fade(now_s)
+        of_kind.add(one.seen.tried, one.seen.accepted, -one.in_kind)
+        one.seen.keep(0.5 ** (outcome.num_drafts / self._half_life))
+        one.seen.add(outcome.tried, outcome.accepted)
+        one.in_kind = min(1.0, self._strength / one.seen.num_drafts)
+        of_kind.add(one.seen.tried, one.seen.accepted, one.in_kind)
 
-    def expect(self, lane: str, kind: TextKind, tenant: str, num_drafts: int) -> Expectation:
+    def expect(
+        self, lane: str, kind: TextKind, tenant: str, num_drafts: int, now_s: float = 0.0
+    ) -> Expectation:
         """What k drafts a step of such a request will give."""
         chances = _chances(self._prior(lane, kind, num_drafts))
         seen = 0.0
-        for level in (self._kinds.get((lane, kind)), self._tenants.get((lane, kind, tenant))):
+        one = self._tenants.get((lane, kind, tenant))
+        for level in (self._kinds.get((lane, kind)), one.seen if one else None):
             if level is not None:
-                chances = level.chances(chances, self._strength)
-                seen = max(seen, level.num_drafts)
+                chances = level.chances(chances, self._strength, now_s)
+                seen = max(seen, level.num_drafts * faded(level.at_s, now_s))
         rates = []
         rate = 1.0
         for chance in chances:
@@ -182,6 +218,11 @@ class AcceptanceEstimator:
     def _prior(self, lane: str, kind: TextKind, num_drafts: int) -> Rates:
         known = self._priors.get((lane, kind))
         return geometric_rates(GUESSES[kind], num_drafts) if known is None else extended(known, num_drafts)
+
+
+def faded(at_s: float, now_s: float) -> float:
+    """How much of what was learnt then still counts."""
+    return math.exp(min(0.0, at_s - now_s) / FADE_S)
 
 
 def _chances(rates: Rates) -> list[float]:

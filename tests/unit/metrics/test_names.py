@@ -14,9 +14,10 @@ from serving.metrics import registry as make
 from serving.metrics.names import LATENCY_BUCKETS_S, METRICS, Metric
 
 # `tenant` is capped by serving/metrics/tenant_label.py; a workload is one of the load tool's own.
-# A kind is one of `TextKind`, a bin one of ten.
+# A kind is one of `TextKind`, a bin one of ten, a batch a power of 2.
 CLOSED_SETS = {
-    "lane", "replica", "outcome", "reason", "band", "tenant", "result", "figure", "workload", "kind", "why", "bin", "batch",
+    "lane", "replica", "outcome", "reason", "band", "tenant", "result", "figure", "workload", "kind", "why", "bin",
+    "batch",
 }  # fmt: skip
 
 

@@ -188,15 +188,37 @@ def test_who_may_not_wait_and_who_is_pinned_take_the_room_there_is() -> None:
     refusal = made.submit(ask(3, COPY), 0.0)
     assert refusal is not None, "the queue is bounded though there is room"
     assert refusal.reason == "queue_full"
-    behind = made.submit(ask(5, COPY, max_queue_s=0.0), 0.0)
-    assert behind is not None, "somebody like it waits, and it must not"
-    assert behind.reason == "deadline_unreachable"
+    assert made.submit(ask(5, COPY, max_queue_s=0.0), 0.0) is None, (
+        "who waits for the better lane is not before it"
+    )
+    assert placed(made) == [("r5", "b")]
+    made.release("r5", 0.0)
     assert made.submit(ask(4, COPY, lane="batched"), 0.0) is None
     assert placed(made) == [("r4", "b")]
     made.release("r1", 1.0)
     made.release("r4", 1.0)
     made.release("r0", 1.0)
     assert placed(made) == [("r2", "s")]
+
+
+@pytest.mark.parametrize("limit", [{"max_queue_s": 5.0}, {"ttft_deadline_s": 5.0}])
+def test_a_request_whose_client_set_a_limit_does_not_wait_beside_a_lane_with_room(
+    limit: dict[str, float],
+) -> None:
+    made = adaptive_core(plain(**MACHINE), drafting(max_running=1, **MACHINE))
+    for number, limits in enumerate(({}, {}, limit)):
+        assert made.submit(ask(number, COPY, **limits), 0.0) is None
+    assert placed(made) == [("r0", "s"), ("r2", "b")]
+
+
+@pytest.mark.parametrize(("pinned", "waits"), [(0, True), (1, True), (2, False), (4, False)])
+def test_nobody_waits_for_a_lane_that_is_held_by_requests_pinned_to_it(pinned: int, waits: bool) -> None:
+    made = adaptive_core(plain(**MACHINE), drafting(max_running=4, **MACHINE))
+    for number in range(4):
+        assert made.submit(ask(number, COPY, lane="speculative" if number < pinned else None), 0.0) is None
+        assert placed(made) == [(f"r{number}", "s")]
+    assert made.submit(ask(9, COPY), 0.0) is None
+    assert placed(made) == ([] if waits else [("r9", "b")])
 
 
 def test_nobody_waits_for_a_lane_whose_breaker_is_open() -> None:
@@ -545,3 +567,44 @@ def test_one_that_came_before_the_scheduler_says_nothing() -> None:
     assert list(made.corrections.all()) == []
     made.ended("r2", ended(100, None), 9.0)
     assert [each.lane for each in made.corrections.all()] == ["batched"]
+
+
+COPY_STEP_S = COSTS["speculative"].cost.serve(1, Lengths(50, 100), K, PRIORS[COPY]).step_s
+
+
+def test_how_many_drafts_a_tenant_accepts_says_nothing_of_its_lanes_pace() -> None:
+    info = drafting()
+    made, at_s = policy(info), 0.0
+    for number in range(30):
+        made.placed(ask(number, COPY, tenant="hard"), info, at_s)
+        at_s += 100 * COPY_STEP_S
+        # Where nearly all of four tokens a step were expected it got one.
+        made.ended(f"r{number}", ended(100, 100), at_s)
+    assert correction(made, "speculative", 1) == pytest.approx(1, abs=0.15)
+
+
+def test_one_tenant_cannot_turn_drafts_off_for_the_others() -> None:
+    lanes = plain(), drafting()
+    made = policy(*lanes, margin=0.05)
+    for number in range(50):
+        made.placed(ask(number, COPY, tenant="evil", lane="speculative"), lanes[1], 5.0 * number)
+        made.ended(f"r{number}", ended(151, 151), 5.0 * number + 151 * COPY_STEP_S)
+    assert choice(made, ask("x", COPY, tenant="new"), *lanes).lane == "speculative"
+    assert choice(made, ask("y", COPY, tenant="evil"), *lanes).lane == "batched"
+
+
+def test_drafts_that_many_found_useless_are_tried_again_after_a_while() -> None:
+    lanes = plain(), drafting()
+    made = policy(*lanes)
+    for number in range(50):
+        made.placed(ask(number, COPY, tenant=f"t{number}", lane="speculative"), lanes[1], 5.0 * number)
+        made.ended(f"r{number}", ended(151, 151), 5.0 * number + 151 * COPY_STEP_S)
+    chosen = []
+    for hour in range(3):
+        now_s = 3600.0 * hour + 60
+        asked = ask(f"at{hour}", COPY, tenant="new")
+        made.placed(asked, lanes[0], now_s)  # what time it is, is told by what happens
+        made.ended(asked.request_id, ended(100, 100), now_s + 2.2)
+        chosen.append(choice(made, ask("x", COPY, tenant="new"), *lanes).lane)
+    assert chosen[0] == "batched"
+    assert chosen[-1] == "speculative"

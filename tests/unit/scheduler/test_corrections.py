@@ -7,18 +7,15 @@ import random
 
 import pytest
 
-from serving.core.speculation.text_kind import TextKind
+from serving.core.speculation.estimator import FADE_S
 from serving.scheduler.corrections import (
-    FADE_S,
     MEMORY_REQUESTS,
-    MIN_TOKENS,
+    MIN_STEPS,
     Correction,
     Corrections,
     Promise,
     Stay,
 )
-
-COPY, OPEN = TextKind.COPY, TextKind.OPEN
 
 
 def learnt(slowness: float, requests: int, batch: float = 4, now_s: float = 0.0) -> Corrections:
@@ -87,19 +84,17 @@ def test_a_lane_that_is_not_asked_has_its_promise_back_in_time() -> None:
     assert made.factor("a", 4) == pytest.approx((3 + 1) / (3 + 0.5), abs=0.01)
 
 
-def at(
-    promise: Promise, now_s: float, rates: dict[TextKind, float], batch: float, is_alone: bool = True
-) -> None:
-    promise.add(promise.since(now_s), rates, batch, is_alone)
+def at(promise: Promise, now_s: float, step_s: float, batch: float, is_alone: bool = True) -> None:
+    promise.add(promise.since(now_s), step_s, batch, is_alone)
 
 
 def test_a_stay_is_measured_against_what_was_promised_while_it_lasted() -> None:
     promise = Promise()
-    at(promise, 10.0, {}, 0)
-    at(promise, 12.0, {COPY: 50.0}, 1)
-    stay = Stay(promise, COPY)
-    at(promise, 14.0, {COPY: 40.0, OPEN: 1.0}, 2)
-    at(promise, 15.0, {COPY: 20.0, OPEN: 1.0}, 5)
+    at(promise, 10.0, 1.0, 0)
+    at(promise, 12.0, 0.02, 1)
+    stay = Stay(promise)
+    at(promise, 14.0, 0.025, 2)
+    at(promise, 15.0, 0.05, 5)
     said = stay.slowness(promise, 50)
     assert said is not None
     batch, slowness = said
@@ -108,27 +103,27 @@ def test_a_stay_is_measured_against_what_was_promised_while_it_lasted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "shared_s", "another", "says"),
+    ("steps", "shared_s", "another", "says"),
     [
         (50, 0.0, False, True),
-        (MIN_TOKENS - 1, 0.0, False, False),  # mostly its prompt
+        (MIN_STEPS - 1, 0.0, False, False),  # mostly its prompt
         (50, 0.15, False, True),
         (50, 0.5, False, False),  # it had half of the machine for a while
         (50, 0.0, True, False),  # the replica has come anew
     ],
 )
-def test_which_stays_say_something(tokens: int, shared_s: float, another: bool, says: bool) -> None:
+def test_which_stays_say_something(steps: int, shared_s: float, another: bool, says: bool) -> None:
     promise = Promise()
-    at(promise, 0.0, {}, 0)
-    stay = Stay(promise, OPEN)
-    at(promise, 2.0 - shared_s, {OPEN: 25.0}, 1)
-    at(promise, 2.0, {OPEN: 25.0}, 1, is_alone=False)
+    at(promise, 0.0, 1.0, 0)
+    stay = Stay(promise)
+    at(promise, 2.0 - shared_s, 0.04, 1)
+    at(promise, 2.0, 0.04, 1, is_alone=False)
     now = promise
     if another:
         now = Promise()
-        at(now, 0.0, {}, 0)
-        at(now, 2.0, {OPEN: 25.0}, 1)
-    assert (stay.slowness(now, tokens) is not None) == says
+        at(now, 0.0, 1.0, 0)
+        at(now, 2.0, 0.04, 1)
+    assert (stay.slowness(now, steps) is not None) == says
 
 
 def test_a_promise_begins_when_the_replica_is_first_looked_at() -> None:

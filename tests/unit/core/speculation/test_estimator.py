@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from serving.core.speculation import estimator as module
 from serving.core.speculation.acceptance import Rates, checked_rates, geometric_rates
-from serving.core.speculation.estimator import AcceptanceEstimator, DraftOutcome
+from serving.core.speculation.estimator import FADE_S, AcceptanceEstimator, DraftOutcome
 from serving.core.speculation.reliability import Reliability
 from serving.core.speculation.text_kind import TextKind
 
@@ -120,6 +120,46 @@ def test_what_was_seen_long_ago_is_forgotten(half_life: float) -> None:
     for _ in range(round(6 * half_life / 40)):
         estimator.learn(LANE, OPEN, "a", drafted(rng, (0.1,)))
     assert estimator.expect(LANE, OPEN, "a", 1).rates[0] == pytest.approx(0.1, abs=0.05)
+
+
+def test_in_its_kind_a_tenant_counts_as_much_as_the_prior_at_most() -> None:
+    prior = {(LANE, OPEN): (0.8,)}
+    one, many = AcceptanceEstimator(prior), AcceptanceEstimator(prior)
+    for number in range(40):
+        nothing = DraftOutcome((50,), (0,))
+        one.learn(LANE, OPEN, "evil", nothing)
+        many.learn(LANE, OPEN, f"t{number}", nothing)
+    assert one.expect(LANE, OPEN, "new", 1).acceptance_rate == pytest.approx(0.4)
+    assert one.expect(LANE, OPEN, "evil", 1).acceptance_rate < 0.02
+    assert many.expect(LANE, OPEN, "new", 1).acceptance_rate == pytest.approx(0.8 / 41)
+
+
+def test_a_tenant_that_changes_changes_its_part_of_the_kind() -> None:
+    estimator = AcceptanceEstimator({(LANE, OPEN): (0.5,)}, half_life=50)
+    for accepted in (0, 50):
+        for _ in range(20):
+            estimator.learn(LANE, OPEN, "a", DraftOutcome((50,), (accepted,)))
+    assert estimator.expect(LANE, OPEN, "new", 1).acceptance_rate == pytest.approx(0.75, abs=0.01)
+
+
+def test_without_news_it_is_forgotten_in_time() -> None:
+    estimator = AcceptanceEstimator({(LANE, OPEN): (0.8,)})
+    for number in range(20):
+        estimator.learn(LANE, OPEN, f"t{number}", DraftOutcome((50,), (0,)), now_s=100.0)
+    found = [
+        estimator.expect(LANE, OPEN, tenant, 1, 100.0 + age * FADE_S)
+        for age in (0, 1, 3, 10)
+        for tenant in ("new", "t1")
+    ]
+    rates = [each.acceptance_rate for each in found]
+    assert rates[::2] == sorted(rates[::2])
+    assert rates[1::2] == sorted(rates[1::2])
+    assert rates[-1] == pytest.approx(0.8, abs=0.01)
+    assert found[-1].num_drafts < 0.1
+    # What is learnt then is of then.
+    estimator.learn(LANE, OPEN, "t1", DraftOutcome((50,), (25,)), now_s=100.0 + 10 * FADE_S)
+    late = estimator.expect(LANE, OPEN, "new", 1, 100.0 + 10 * FADE_S).acceptance_rate
+    assert late == pytest.approx((0.8 + 0.5) / 2, abs=0.01)
 
 
 def test_tenants_without_end_are_forgotten_the_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
