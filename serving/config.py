@@ -283,12 +283,18 @@ class StepCosts(_Settings):
     """What a step takes: fixed_s + token_s * positions + kv_token_s * positions in the KV cache, and with k drafts
     draft_step_s + k * (draft_pass_s + draft_pass_sequence_s * batch) beside it. Only their ratios decide."""
 
-    fixed_s: float = Field(gt=0, le=3600)
+    fixed_s: float = Field(ge=0, le=3600)
     token_s: float = Field(ge=0, le=3600)
     kv_token_s: float = Field(0, ge=0, le=3600)
     draft_step_s: float = Field(0, ge=0, le=3600)
     draft_pass_s: float = Field(0, ge=0, le=3600)
     draft_pass_sequence_s: float = Field(0, ge=0, le=3600)
+
+    @model_validator(mode="after")
+    def _takes_time(self) -> StepCosts:
+        if not self.fixed_s + self.token_s > 0:
+            raise ValueError("fixed_s and token_s are 0: a step takes time")
+        return self
 
 
 TableRow = Annotated[tuple[int, int, int], Strict(False)]  # batch from, to, tokens of a draft

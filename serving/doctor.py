@@ -249,6 +249,18 @@ def check_engine_options(faults: Sequence[str]) -> Check:
     )
 
 
+def check_profiles(fault: str, doubts: Sequence[str]) -> Check:
+    """Args: fault: why the lanes cannot be reckoned by theirs, or empty; doubts: of those that can be read."""
+    status = Status.FAIL if fault else Status.WARN if doubts else None
+    return _check(
+        "profiles",
+        status,
+        fault or "; ".join(doubts) or "the lanes can be reckoned by theirs",
+        "profiles of this model and these lanes, measured while nothing else used the machine",
+        "calibrate again: `tandem calibrate`, docs/scheduling.md",
+    )
+
+
 def environment_faults(config: LabConfig) -> list[str]:
     """Variables with which this config's lab would not start here, or would count wrongly, a line each."""
     faults = environment.place_faults() + environment.metrics_faults()

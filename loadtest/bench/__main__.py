@@ -62,7 +62,11 @@ def _levels(context: click.Context, parameter: click.Parameter, value: str | Non
     type=click.Path(path_type=Path),
     help="YAML, such as deploy/experiments/*.",
 )
-@click.option("--lanes", callback=_names, help="Lanes, with commas.  [default: all, in the lab's order]")
+@click.option(
+    "--lanes",
+    callback=_names,
+    help="Lanes, with commas; any: the scheduler's choice.  [default: all, in the lab's order]",
+)
 @click.option("--workloads", callback=_names, help="[default: copy,story]")
 @click.option(
     "--load",

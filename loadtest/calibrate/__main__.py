@@ -1,6 +1,7 @@
 """Measures what the lanes of a running lab cost: `python -m loadtest.calibrate`, which is `tandem calibrate`.
 
-Exit codes: 0 the profile is written, 1 a request failed, 2 wrong usage, 3 there is no lab, 130 stopped.
+Exit codes: 0 the profile is written, 1 a request failed, 2 wrong usage, 3 there is no lab, 5 the profile is written
+and fits so badly that nothing should be decided by it, 130 stopped.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ VERB = "calibrate"
 @click.command(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Measure step times, what drafts cost and how many are accepted, on the running lab, and write a profile: "
-    "docs/simulate.md. Takes one to five minutes; nothing else should use the lab meanwhile.",
+    "docs/simulate.md. Takes two to five minutes, in which nothing else may use the lab or keep the machine busy.",
 )
 @click.option("--base-url", default=GATEWAY_URL, help="Where the lab is.  [default: the one that runs here]")
 @click.option("--lanes", default="", help="Lanes, with commas.  [default: all of the lab's model that batch]")
@@ -49,6 +50,10 @@ VERB = "calibrate"
 def main(base_url: str, lanes: str, out: Path, runs_dir: Path) -> None:
     if not out.parent.is_dir():
         raise click.BadParameter(f"{out.parent} is not a directory to write into", param_hint="--out")
+    try:
+        profiles.check_writable(out)
+    except TandemError as error:
+        raise click.BadParameter(str(error), param_hint="--out") from None
     if out.suffix == ".png":
         raise click.BadParameter(f"{out} is where the picture beside it would go", param_hint="--out")
     started_at_s = time.perf_counter()
@@ -73,6 +78,8 @@ def main(base_url: str, lanes: str, out: Path, runs_dir: Path) -> None:
     click.echo(f"figures: {path}")
     if picture is not None:
         click.echo(f"picture: {picture}")
+    if made.profile.doubts:
+        _fail(made.profile.doubts, ExitCode.INVALID)
 
 
 def _figures(made: Calibration, took_s: float) -> dict[str, object]:

@@ -80,8 +80,17 @@ def calibrate(lab: TracedLab, lanes: Sequence[str], now: datetime, say: Say) -> 
             too little.
     """
     configs = {config["name"]: config for config in lab.description["config"]["lanes"]}
+    if not lanes:
+        raise TracedLabError("there is no lane to calibrate: name one that batches, with one replica (--lanes)")
     for name in lanes:
+        if lanes.count(name) > 1:
+            raise TracedLabError(f"lane {name!r} is named {lanes.count(name)} times (--lanes)")
         _check(lab, configs, name)
+    if all(num_drafts_of(configs[name]) for name in lanes):
+        raise TracedLabError(
+            f"{', '.join(lanes)} draft: what drafts cost is told from a lane of that model without them; name it "
+            "too (--lanes)"
+        )
     models = lane_models(lab.description["config"], ())
     # What drafts cost is told from steps without them, of the same model.
     if len(paths := {models[name].path for name in lanes}) > 1:
@@ -92,6 +101,7 @@ def calibrate(lab: TracedLab, lanes: Sequence[str], now: datetime, say: Say) -> 
     cells = [cell for name in in_order for cell in _cells(lab, configs[name])]
     fresh = {name: count() for name in in_order}  # numbers of prompts: none is asked twice
     by_cell = {cell: MeasuredCell(cell) for cell in cells}
+    num_measured, num_in_all = 0, sum(cell.passes for cell in cells)
     for number in range(PASSES):
         lane = None
         for cell in cells:
@@ -100,7 +110,9 @@ def calibrate(lab: TracedLab, lanes: Sequence[str], now: datetime, say: Say) -> 
                     # An engine that has had nothing to do is slower at first.
                     lane = cell.lane
                     lab.ask(_questions(replace(cell, batch=1), fresh[lane]))
-                by_cell[cell] = by_cell[cell].and_also(_measure(lab, cell, number, fresh[cell.lane], say))
+                num_measured += 1
+                say(f"{num_measured} of {num_in_all}: {cell.label} ({number + 1} of {cell.passes})")
+                by_cell[cell] = by_cell[cell].and_also(_measure(lab, cell, fresh[cell.lane]))
     made: list[LaneProfile] = []
     compared: list[Compared] = []
     for name in in_order:
@@ -115,8 +127,7 @@ def calibrate(lab: TracedLab, lanes: Sequence[str], now: datetime, say: Say) -> 
         made.append(profile)
         compared += filter(None, (_compare(each, profile) for each in measured))
     versions = run_directory.installed_versions()
-    model = lab.model_of(lanes[0]) if lanes else lab.model
-    profile_of_all = Profile(FORMAT, now, model, machine.describe(), versions, tuple(made))
+    profile_of_all = Profile(FORMAT, now, lab.model_of(lanes[0]), machine.describe(), versions, tuple(made))
     return Calibration(profile_of_all, tuple(compared))
 
 
@@ -133,6 +144,8 @@ def _check(lab: TracedLab, configs: dict[str, Any], name: str) -> None:
 
 def _why_not(config: dict[str, Any]) -> str:
     """Why acceptance at one k cannot be measured on it; empty where it can."""
+    if config.get("urls"):
+        return "is a server that somebody else runs, which records no steps"
     if chooses_drafts(config):
         return (
             "chooses how many tokens it drafts: calibrate a lane that always drafts as many, and name that one in "
@@ -150,9 +163,8 @@ def _cells(lab: TracedLab, config: dict[str, Any]) -> list[Cell]:
     return plain_cells(name, running, lab.max_model_len)
 
 
-def _measure(lab: TracedLab, cell: Cell, number: int, fresh: Iterator[int], say: Say) -> MeasuredCell:
+def _measure(lab: TracedLab, cell: Cell, fresh: Iterator[int]) -> MeasuredCell:
     """The cell in a pass."""
-    say(f"{cell.label} ({number + 1} of {cell.passes})")
     steps: list[StepEvent] = []
     points: list[StepPoint] = []
     overheads_s: list[float] = []

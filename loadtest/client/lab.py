@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
+from serving.core.addresses import without_secrets
 from serving.core.client_key import KEY_HINT, key_headers
 from serving.core.errors import ConfigError
 from serving.core.http_get import GetError, get
@@ -148,6 +149,7 @@ def describe_lab(base_url: str) -> dict[str, Any]:
     """
     url = base_url.rstrip("/") + "/lab"
     description = _json(url)
+    url = without_secrets(url)
     if not isinstance(description, dict) or not {"config", "replicas"} <= description.keys():
         raise LabError(f"{url}: this is not the description of a lab")
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +22,7 @@ from serving.tracing.recording import RecordingError, recording
 RECORD_LIMIT_S = 240  # a recording ends by itself if this process dies
 ANSWER_TIMEOUT_S = 180.0
 MAX_EVENTS = 200_000
+FREED_WITHIN_S = 2.0  # a request's room, after the end of its answer
 DONE = b"data: [DONE]"
 
 
@@ -117,8 +118,9 @@ class TracedLab:
         """Ask them together, and wait for all answers.
 
         Raises:
-            TracedLabError: a request failed, or steps are missing.
+            TracedLabError: a request failed, steps are missing, or others use the lab.
         """
+        self._see_alone()
         pinned = {each.lane for each in questions}
         lanes = lanes_of_own_model(self.description["config"]) if None in pinned else pinned
         urls = [replica["url"] for replica in self.description["replicas"] if replica["lane"] in lanes]
@@ -136,7 +138,16 @@ class TracedLab:
                     f"replica {replica.replica_id}: {replica.lost_events} step events did not fit"
                 )
         steps = tuple(event for _, events in fetched for event in events)
+        _refuse_others({event.request_id for event in steps}, [each.request_id for each in sent])
         return Traced(tuple(_with_steps(answered, steps) for answered in sent), steps)
+
+    def _see_alone(self) -> None:
+        """Raises: TracedLabError: others have requests in the lab."""
+        give_up_at_s = time.monotonic() + FREED_WITHIN_S
+        while busy := _num_in_lab(self.base_url):
+            if time.monotonic() > give_up_at_s:
+                raise TracedLabError(_not_alone(self.base_url, busy))
+            time.sleep(0.05)
 
     def _asked_of(self, lane: str | None) -> str:
         return self.model if lane is None else f"{self.model_of(lane)}:{lane}"
@@ -175,14 +186,8 @@ def find_lab(base_url: str) -> TracedLab:
     """
     base_url = server_root(base_url)
     description = describe_lab(base_url)
-    try:
-        status = json.loads(get(f"{base_url}/scheduler", key_headers()))
-    except GetError as error:
-        raise TracedLabError(str(error)) from None
-    if busy := status["leases"] + status["waiting"]:
-        raise TracedLabError(
-            f"{base_url} has {busy} requests running or waiting; measuring needs the lab alone"
-        )
+    if busy := _num_in_lab(base_url):
+        raise TracedLabError(_not_alone(base_url, busy))
     lanes: dict[Strategy, str] = {}
     own = lanes_of_own_model(description["config"])
     for lane in description["config"]["lanes"]:
@@ -191,6 +196,29 @@ def find_lab(base_url: str) -> TracedLab:
         ):
             lanes.setdefault(Strategy(lane["strategy"]), lane["name"])
     return TracedLab(base_url, description, lanes)
+
+
+def _num_in_lab(base_url: str) -> int:
+    """Requests that run or wait."""
+    try:
+        status = json.loads(get(f"{base_url}/scheduler", key_headers()))
+    except GetError as error:
+        raise TracedLabError(str(error)) from None
+    return int(status["leases"] + status["waiting"])
+
+
+def _not_alone(base_url: str, busy: int) -> str:
+    return f"{base_url} has {busy} requests running or waiting; measuring needs the lab alone"
+
+
+def _refuse_others(recorded: Set[str], sent: Sequence[str]) -> None:
+    """Raises: TracedLabError: there are steps of requests that were not sent from here."""
+    others = sorted(name for name in recorded if not any(own in name for own in sent))
+    if others:
+        raise TracedLabError(
+            f"steps of {len(others)} requests of others were recorded, such as {others[0]:.100}; measuring needs "
+            "the lab alone"
+        )
 
 
 def _with_steps(sent: _Sent, steps: Sequence[StepEvent]) -> TracedAnswer:

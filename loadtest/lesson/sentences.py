@@ -146,7 +146,11 @@ def of_drafts(batched: Timeline, speculative: Timeline) -> list[str]:
 
 def of_envelope(envelope: Envelope) -> list[str]:
     """Which fixed k is best where, what each gives away elsewhere, and where adaptive runs."""
-    said = ["The band is the envelope: whichever fixed k gives most at a load.", *of_best(envelope.curves)]
+    said = [
+        "The band is the envelope: whichever fixed k gives most at a load. Each point was measured once, so two "
+        "lanes that do the same may be some tens of percent apart on a machine that others use.",
+        *of_best(envelope.curves),
+    ]
     if envelope.reckoned is None:
         said += [
             _of_adaptive(envelope, name) for name in dict.fromkeys(each.name for each in envelope.adaptive)

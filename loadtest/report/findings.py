@@ -233,9 +233,7 @@ def power(crossovers: Sequence[Crossover]) -> Iterator[str]:
         ]
         if not smallest:
             continue
-        sizes = (
-            f"{min(smallest):.2f}" if len(smallest) == 1 else f"{min(smallest):.2f} to {max(smallest):.2f}"
-        )
+        sizes = " to ".join(dict.fromkeys(f"{size:.2f}" for size in (min(smallest), max(smallest))))
         rests = (
             f"{repeats} repeats of each level"
             if repeats > 1

@@ -26,7 +26,7 @@ from loadtest.run.plan import (
     StagePlan,
 )
 from loadtest.run.planning import plan_stages
-from serving.core.lane import Strategy
+from serving.core.lane import ANY_LANE, Strategy
 from serving.run_directory import RUN_NAME
 
 MAX_FILE_BYTES = 65_536
@@ -174,17 +174,26 @@ def choose_lanes(
 ) -> list[tuple[str, Strategy]]:
     """The wanted lanes with their strategies; all of the lab's, in its order, when none is named.
 
+    `any` leaves each request's lane to the scheduler, where a lane takes such requests.
+
     Args:
         setting: where they were named, for errors.
 
     Raises:
         ValueError: one is not in the lab that describes itself so.
     """
-    known = {lane["name"]: Strategy(lane["strategy"]) for lane in description["config"]["lanes"]}
+    lanes = description["config"]["lanes"]
+    own = {lane["name"]: Strategy(lane["strategy"]) for lane in lanes}
+    anywhere = any(lane.get("takes_unpinned", True) and lane.get("model") is None for lane in lanes)
+    known = ({ANY_LANE: Strategy.BATCHED} if anywhere else {}) | own
     for lane in wanted:
         if lane not in known:
-            raise ValueError(f"lane {lane!r} is not in the lab, which has {', '.join(known)} ({setting})")
-    return [(lane, known[lane]) for lane in wanted or known]
+            raise ValueError(
+                f"lane {lane!r} is not in the lab, which has {', '.join(own)}"
+                + (f"; {ANY_LANE} leaves it to the scheduler" if ANY_LANE in known else "")
+                + f" ({setting})"
+            )
+    return [(lane, known[lane]) for lane in wanted or own]
 
 
 def make_plan(experiment: Experiment, base_url: str, description: Mapping[str, Any], seed: int) -> Plan:

@@ -42,6 +42,8 @@ MAX_NUM_SEQS = 4096  # likewise
 MAX_DRAFTS = 64  # likewise
 MAX_TOKENS = 1_000_000_000
 MAX_STEP_S = 3600.0
+MAX_NOISE = 10.0
+DOUBTFUL_SHARE = 0.3  # half of the steps are further off than this: something else used the machine
 # What the prompts of the load lab's workloads are taken for; a workload with a kind's own name is of that kind.
 KIND_OF_WORKLOAD = {
     "copy": TextKind.COPY,
@@ -108,11 +110,18 @@ class LaneProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         if not 0 <= self.overhead_s <= MAX_STEP_S:
             raise ValueError(f"overhead_s is {self.overhead_s:g}, must be in 0..{MAX_STEP_S:g}")
+        if not 0 <= self.residuals.noise <= MAX_NOISE:
+            raise ValueError(f"residuals.noise is {self.residuals.noise:g}, must be in 0..{MAX_NOISE:g}")
         for rates in self.acceptance.values():
             checked_rates(rates)
         for workload, share in self.draft_share.items():
             if not 0 <= share <= 1:
                 raise ValueError(f"draft_share of {workload!r} is {share:g}, must be in 0..1")
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether its own steps are so far from the fit that nothing should be decided by it."""
+        return self.residuals.median_share > DOUBTFUL_SHARE
 
     @property
     def cost_model(self) -> CostModel:
@@ -150,6 +159,30 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"lane {doubled[0]!r} is there twice")
         if not names:
             raise ValueError("there is no lane in it")
+
+    @property
+    def doubts(self) -> str:
+        """In words, for whoever goes by it; empty where there are none."""
+        doubtful = [lane for lane in self.lanes if lane.is_doubtful]
+        if not doubtful:
+            return ""
+        shares = ", ".join(f"{lane.lane} {lane.residuals.median_share:.0%}" for lane in doubtful)
+        return (
+            f"half of the measured steps are further from the fit than: {shares} (above {DOUBTFUL_SHARE:.0%}): the "
+            "machine was busy with something else; calibrate again"
+        )
+
+    def check_model(self, name: str) -> None:
+        """Refuse to be used for another model.
+
+        Raises:
+            ConfigError: it was measured on another one.
+        """
+        if name != self.model:
+            raise ConfigError(
+                f"was measured on model {self.model!r}, and is used for {name!r}: calibrate that one, or set "
+                "`model` in the file where both are the same"
+            )
 
     def lane(self, name: str) -> LaneProfile:
         """The lane of that name.
@@ -192,18 +225,44 @@ def load(path: Path) -> Profile:
 
 
 def save(profile: Profile, path: Path) -> None:
-    """Write a profile, whole or not at all.
+    """Write a profile, whole or not at all; through a link, to what it names.
 
     Raises:
         TandemError: it cannot be written.
     """
+    target, fresh = _target(path)
     text = msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n"
-    fresh = path.with_name(f".{path.name}.new")
     try:
         fresh.write_bytes(text)
-        fresh.replace(path)
+        fresh.replace(target)
     except OSError as error:
         raise TandemError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def check_writable(path: Path) -> None:
+    """See that `save` could write there, before minutes are spent on what it writes.
+
+    Raises:
+        TandemError: it could not.
+    """
+    _, fresh = _target(path)
+    try:
+        fresh.touch()
+        fresh.unlink()
+    except OSError as error:
+        raise TandemError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _target(path: Path) -> tuple[Path, Path]:
+    """Where a profile goes, and where it is written first.
+
+    Raises:
+        TandemError: something is there that is no file.
+    """
+    target = path.resolve()
+    if not target.name or (target.exists() and not target.is_file()):
+        raise TandemError(f"{path}: cannot be written: it is there, and is no file")
+    return target, target.with_name(f".{target.name}.new")
 
 
 def measured_lane(

@@ -11,6 +11,7 @@ from serving.core.errors import TandemError
 from serving.export import serve_config
 from serving.export.kuberay import manifests
 from serving.export.kuberay.objects import Cluster
+from serving.scheduler.lane_costs import lane_costs_of
 
 
 @click.group()
@@ -29,7 +30,10 @@ def export_serve(config_file: Path | None, out: Path | None) -> None:
       tandem export serve --config deploy/scale.yaml --out serve.yaml
     """
     path = find_config(config_file)
-    text = serve_config.serve_yaml(load_lab(path), str(path))
+    lab = load_lab(path)
+    with naming(path):
+        lane_costs_of(lab)
+    text = serve_config.serve_yaml(lab, str(path))
     if out is None:
         click.echo(text, nl=False)
     else:

@@ -27,6 +27,7 @@ from serving.hub import HubUnreachableError
 from serving.lab import control, supervisor
 from serving.lab import state as lab_state
 from serving.progress import progress
+from serving.proposers import from_profile
 from serving.scheduler.lane_costs import lane_costs_of
 
 if TYPE_CHECKING:
@@ -116,6 +117,11 @@ def up(
         _refuse_second_lab()
         _refuse_what_is_not_here(lab, path, has_engines=address is None)
         _warn_if_open(lab)
+        for text in (
+            *from_profile.doubts(from_profile.paths_of(lab, path.parent)),
+            *from_profile.tables_in_words(lab),
+        ):
+            say_err(text)
         if address is None:
             _have_models(lab, path)
             _refuse_what_vllm_refuses(lab, path)
@@ -346,7 +352,8 @@ def _obtain(model: str, setting: str) -> Path:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")
 def doctor_verb(config_file: Path | None, as_json: bool) -> None:
     """Say what this machine lacks, and what to do about it. Exit code 1 if anything fails."""
-    checks = _examine(load_lab(find_config(config_file)))
+    path = find_config(config_file)
+    checks = _examine(load_lab(path), path)
     if as_json:
         click.echo(json.dumps({"checks": [asdict(check) for check in checks]}, indent=2))
     else:
@@ -355,13 +362,23 @@ def doctor_verb(config_file: Path | None, as_json: bool) -> None:
         end(ExitCode.FAILED)
 
 
-def _examine(lab: LabConfig) -> list[Check]:
+def _examine(lab: LabConfig, path: Path) -> list[Check]:
     state = lab_state.read(lab_state.state_dir())
     checks = doctor.examine(lab, our_ports=state.ports if state is not None and state.is_alive else ())
     if vllm_check.lanes_to_ask_about(lab):
         with progress() as say:
             checks.append(doctor.check_engine_options(vllm_check.faults(lab, say)))
+    if paths := from_profile.paths_of(lab, path.parent):
+        checks.append(_check_profiles(lab, paths))
     return checks
+
+
+def _check_profiles(lab: LabConfig, paths: Sequence[Path]) -> Check:
+    try:
+        lane_costs_of(lab)
+        return doctor.check_profiles("", from_profile.doubts(paths))
+    except ConfigError as error:
+        return doctor.check_profiles(str(error), ())
 
 
 def check_lines(checks: list[Check]) -> list[str]:
@@ -384,7 +401,7 @@ def demo(config_file: Path | None) -> None:
     lab = load_lab(path)
     _refuse_second_lab()
     _refuse_what_is_not_here(lab, path)
-    faults = [check for check in _examine(lab) if check.status is Status.FAIL]
+    faults = [check for check in _examine(lab, path) if check.status is Status.FAIL]
     if faults:
         raise TandemError("\n".join(["this machine cannot run the lab:", *check_lines(faults)]))
     _step("model")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
@@ -94,18 +94,33 @@ def _show_choices(console: Console, adaptive: dict[str, Any]) -> None:
             ),
             markup=False,
         )
-    for choice in adaptive["last_choices"][:MAX_CHOICES_SHOWN]:
-        console.print(
-            f"  {choice['kind']} to {choice['lane']} ({choice['why']}), tokens/s gained:", markup=False
-        )
+    if adaptive["last_choices"]:
+        console.print(_choices_table(adaptive["last_choices"][:MAX_CHOICES_SHOWN]))
+
+
+def _choices_table(choices: Sequence[dict[str, Any]]) -> Table:
+    """The last choices, and what each lane's score was made from; the chosen lane has a mark."""
+    table = Table(title="Last choices, tokens/s gained", title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("for", "why", "lane"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("gains", "k", "tok/step", "batch", "ctx", "turns", "x prof"):
+        table.add_column(heading, no_wrap=True, justify="right")
+    for choice in choices:
+        first = (choice["kind"], choice["why"])
         for score in choice["scores"]:
-            console.print(
-                f"    {score['lane']} {score['score']:.1f}: {score['num_drafts']} drafts, "
-                f"{score['tokens_per_step']:.2f} tokens a step, batch {score['batch']:.1f}, "
-                f"context {score['context_tokens']:.0f}, {score['num_sharing']} taking turns, "
-                f"gives {score['correction']:.2f} of its profile",
-                markup=False,
+            table.add_row(
+                *first,
+                score["lane"] + (" <" if score["lane"] == choice["lane"] else ""),
+                f"{score['score']:.1f}",
+                f"{score['num_drafts']}",
+                f"{score['tokens_per_step']:.2f}",
+                f"{score['batch']:.1f}",
+                f"{score['context_tokens']:.0f}",
+                f"{score['num_sharing']}",
+                f"{score['correction']:.2f}",
             )
+            first = ("", "")
+    return table
 
 
 def lane_table(scheduler: dict[str, Any]) -> Table:

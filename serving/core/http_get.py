@@ -10,6 +10,8 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from serving.core.addresses import without_secrets
+
 READ_TIMEOUT_S = 10.0
 MAX_SAID_BYTES = 500
 MAX_LINE_BYTES = 1024 * 1024
@@ -29,7 +31,7 @@ class GetError(Exception):
     """
 
     def __init__(self, url: str, why: str, status: int | None = None, said: str = "") -> None:
-        super().__init__(f"{url}: {why}")
+        super().__init__(f"{without_secrets(url)}: {why}")
         self.why = why
         self.status = status
         self.said = said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -26,14 +27,17 @@ def with_profiles(lab: LabConfig, folder: Path) -> LabConfig:
     Raises:
         ConfigError: a profile cannot be read or lacks what is wanted; the text names file, lane and setting.
     """
-    update: dict[str, object] = {"lanes": tuple(_with_profile(lane, folder) for lane in lab.lanes)}
+    lanes = tuple(
+        _with_profile(lane, lane.model.name if lane.model else lab.model.name, folder) for lane in lab.lanes
+    )
+    update: dict[str, object] = {"lanes": lanes}
     if (given := lab.scheduler.profile) is not None:
         path = os.path.abspath(folder / Path(given).expanduser())
         update["scheduler"] = lab.scheduler.model_copy(update={"profile": path})
     return lab.model_copy(update=update)
 
 
-def _with_profile(lane: LaneConfig, folder: Path) -> LaneConfig:
+def _with_profile(lane: LaneConfig, model: str | None, folder: Path) -> LaneConfig:
     speculation = lane.speculation
     if speculation is None or (use := speculation.profile) is None:
         return lane
@@ -43,7 +47,10 @@ def _with_profile(lane: LaneConfig, folder: Path) -> LaneConfig:
         return lane
     path = folder / Path(use.path).expanduser()
     try:
-        measured = profile.load(path).lane(use.lane or lane.name)
+        whole = profile.load(path)
+        if model is not None:  # a model without a name of its own is not one that a profile could name
+            whole.check_model(model)
+        measured = whole.lane(use.lane or lane.name)
     except ConfigError as error:
         text = str(error) if str(path) in str(error) else f"{path}: {error}"
         raise ConfigError(f"lanes[{lane.name}].speculation.profile: {text}") from None
@@ -59,6 +66,33 @@ def _with_profile(lane: LaneConfig, folder: Path) -> LaneConfig:
             f"lanes[{lane.name}].speculation.profile: {path}: lane {measured.lane!r} {error}"
         ) from None
     return lane.model_copy(update={"speculation": speculation.model_copy(update=update)})
+
+
+def paths_of(lab: LabConfig, folder: Path) -> list[Path]:
+    """The lab's profiles, each once."""
+    uses = [lane.speculation.profile for lane in lab.lanes if lane.speculation and lane.speculation.profile]
+    given = [use.path for use in uses] + [path for path in (lab.scheduler.profile,) if path is not None]
+    return list(dict.fromkeys(Path(os.path.abspath(folder / Path(path).expanduser())) for path in given))
+
+
+def doubts(paths: Sequence[Path]) -> list[str]:
+    """Why profiles should not be gone by, a line each: they can be read, and fit badly.
+
+    Raises:
+        ConfigError: one cannot be read.
+    """
+    return [f"{path}: {text}" for path in paths if (text := profile.load(path).doubts)]
+
+
+def tables_in_words(lab: LabConfig) -> list[str]:
+    """What lanes with a table draft, a line each: one that comes out the same everywhere is a fixed number."""
+    lines = []
+    for lane in lab.lanes:
+        table = lane.speculation.num_speculative_tokens_per_batch_size if lane.speculation else None
+        if isinstance(table, tuple):
+            rows = ", ".join(f"{drafts} at {first} to {last} sequences" for first, last, drafts in table)
+            lines.append(f"lane {lane.name} drafts {rows}")
+    return lines
 
 
 def step_costs(measured: LaneProfile, speculation: SpeculationConfig) -> StepCosts:
@@ -109,6 +143,11 @@ def batch_table(
         ValueError: what it needs was not measured.
     """
     rates, share = _acceptance(measured, use.workload)
+    if (wanted := speculation.num_speculative_tokens) > measured.num_drafts:
+        raise ValueError(
+            f"was measured with {measured.num_drafts} drafts a step, so nobody knows what the last of {wanted} "
+            "gives (num_speculative_tokens): draft fewer, or calibrate with as many"
+        )
     model = cost_model(step_costs(measured, speculation), speculation.drafts_by)
     return model.batch_table(use.context_tokens, rates, speculation.num_speculative_tokens, max_batch, share)
 

@@ -3,8 +3,10 @@
 A profile is made in minutes on a machine that changes, and is off by some percent. Where two lanes are nearer than
 that, only what they give tells them apart.
 
-A lane that disappoints is left for one that still has its promise; that one is tried by this, and learnt in turn.
-One whose profile is too low is not, unless requests that pin it say so.
+Half of what the other lanes fall short by is expected of a lane of which nothing is known: as likely the machine is
+another than when it was measured as that lane's profile is wrong. The other half is its promise, and the longer it
+was not asked the more of it: so a lane that disappoints is left for one that was not asked, at once or later, and
+that one is learnt in turn. One whose profile is too low is only found out by requests that pin it.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from serving.core.speculation.estimator import faded
 
 MEMORY_REQUESTS = 50  # the newest weighs as much as one of so many
 PROMISE_REQUESTS = 3  # the profile counts as much as so many requests
+SHARED = 0.5  # of what other lanes fall short by, of a lane that was just asked or never
 NEAR = 0.25  # what a request says of batches twice or half as large as its own counts so much
 MIN_STEPS = 8  # of an answer: a shorter one is mostly its prompt
 MOST = 4.0  # times slower or faster than promised that one request can say: a client may read as slowly as it likes
@@ -99,6 +102,7 @@ class Corrections:
     def __init__(self) -> None:
         self._learnt: dict[str, dict[int, _Learnt]] = {}
         self._now_s = 0.0
+        self._began_at_s = math.inf
 
     def learn(self, lane: str, batch: float, slowness: float, now_s: float) -> None:
         """A request took so many times what was promised, in a batch of that size on the mean."""
@@ -108,16 +112,30 @@ class Corrections:
         learnt.slowness = learnt.slowness * kept + slowness
         learnt.weight = learnt.weight * kept + 1
         learnt.at_s = self._now_s = now_s
+        self._began_at_s = min(self._began_at_s, now_s)
 
     def factor(self, lane: str, batch: float) -> float:
         """What the lane is expected to give at that batch, over what its profile says; 1 while nothing is known."""
+        weight, slowness = self._seen(lane, batch)
+        others = [self._seen(other, batch) for other in self._learnt if other != lane]
+        others_weight = PROMISE_REQUESTS + sum(each[0] for each in others)
+        others_slowness = PROMISE_REQUESTS + sum(each[1] for each in others)
+        asked_at_s = max(
+            (each.at_s for each in self._learnt.get(lane, {}).values()), default=self._began_at_s
+        )
+        shared = SHARED * faded(asked_at_s, self._now_s)
+        promise: float = PROMISE_REQUESTS * (others_slowness / others_weight) ** shared
+        return (PROMISE_REQUESTS + weight) / (promise + slowness)
+
+    def _seen(self, lane: str, batch: float) -> tuple[float, float]:
+        """Of a lane at that batch: for how many requests it counts what was seen, and the sum of their slowness."""
         at = _log2(batch)
-        weight = slowness = float(PROMISE_REQUESTS)
+        weight = slowness = 0.0
         for level, learnt in self._learnt.get(lane, {}).items():
             left = faded(learnt.at_s, self._now_s) * NEAR ** abs(level - at)
             weight += left * learnt.weight
             slowness += left * learnt.slowness
-        return weight / slowness
+        return weight, slowness
 
     def all(self) -> Iterator[Correction]:
         """Those of which something is known, by lane and batch."""

@@ -63,8 +63,8 @@ def lane_costs_of(config: LabConfig) -> LaneCosts | None:
     A lane that is the only one of its model is no choice, and need not be in the profile.
 
     Raises:
-        ConfigError: the profile cannot be read, lacks one of them, or has one with drafts of another length; the
-            text names the file and the lane.
+        ConfigError: the profile cannot be read, is of another model, lacks one of them, or has one with drafts of
+            another length; the text names the file and the lane.
     """
     settings = config.scheduler
     if settings.placement != "adaptive" or settings.profile is None:
@@ -73,10 +73,14 @@ def lane_costs_of(config: LabConfig) -> LaneCosts | None:
     of_model = Counter(lane.unpinned_model for lane in unpinned)
     try:
         profile = load(Path(settings.profile))
-        return {
-            lane.name: _of_lane(lane, profile) if of_model[lane.unpinned_model] > 1 else None
-            for lane in unpinned
-        }
+        costs: dict[str, LaneCost | None] = {}
+        for lane in unpinned:
+            if of_model[lane.unpinned_model] == 1:
+                costs[lane.name] = None
+            else:
+                profile.check_model(lane.unpinned_model or config.model.name)
+                costs[lane.name] = _of_lane(lane, profile)
+        return costs
     except ConfigError as error:
         raise ConfigError(f"scheduler.profile = {settings.profile!r}: {error}") from None
 

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import json
+import os
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from serving.calibration import profile as profiles
 from serving.calibration.fit import Residuals, StepPoint
@@ -67,6 +70,9 @@ def test_a_damaged_profile_is_refused(tmp_path: Path, changes: dict[str, Any], f
     assert fault in str(refused.value)
 
 
+RESIDUALS = asdict(LANE.residuals)
+
+
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [
@@ -82,6 +88,8 @@ def test_a_damaged_profile_is_refused(tmp_path: Path, changes: dict[str, Any], f
         ({"draft_share": {"story": 1.1}}, "draft_share of 'story' is 1.1, must be in 0..1"),
         ({"num_drafts": -1}, "num_drafts is -1, must be in 0..64"),
         ({"num_drafts": 65}, "num_drafts is 65, must be in 0..64"),
+        ({"residuals": RESIDUALS | {"noise": -5}}, "residuals.noise is -5, must be in 0..10"),
+        ({"residuals": RESIDUALS | {"noise": 1e308}}, "residuals.noise is 1e+308, must be in 0..10"),
     ],
 )
 def test_an_impossible_lane_is_refused(tmp_path: Path, changes: dict[str, Any], fault: str) -> None:
@@ -111,6 +119,48 @@ def test_a_profile_that_cannot_be_read_or_written(tmp_path: Path) -> None:
         profiles.load(tmp_path / "none.json")
     with pytest.raises(TandemError, match="cannot be written: No such file"):
         profiles.save(PROFILE, tmp_path / "gone" / "p.json")
+
+
+def test_a_link_is_written_through(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "p.json").symlink_to(tmp_path / "kept" / "real.json")
+    profiles.check_writable(tmp_path / "p.json")
+    profiles.save(PROFILE, tmp_path / "p.json")
+    assert (tmp_path / "p.json").is_symlink()
+    assert profiles.load(tmp_path / "kept" / "real.json") == PROFILE
+    assert [file.name for file in (tmp_path / "kept").iterdir()] == ["real.json"]
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path, Path()):
+        for write in (profiles.check_writable, lambda path: profiles.save(PROFILE, path)):
+            with pytest.raises(TandemError, match="cannot be written: it is there, and is no file"):
+                write(path)
+    assert not (tmp_path / "pipe").is_file()
+
+
+def test_where_it_cannot_be_written_is_known_before(tmp_path: Path) -> None:
+    for path in (tmp_path / "gone" / "p.json", tmp_path / ("x" * 254)):
+        with pytest.raises(TandemError, match="cannot be written"):
+            profiles.check_writable(path)
+    profiles.check_writable(tmp_path / "p.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("share", "is_doubtful"), [(0.088, False), (0.3, False), (0.685, True)])
+def test_a_fit_that_is_far_off_its_own_steps_is_doubtful(share: float, is_doubtful: bool) -> None:
+    lane = structs.replace(LANE, residuals=replace(LANE.residuals, median_share=share))
+    assert lane.is_doubtful is is_doubtful
+    doubts = structs.replace(PROFILE, lanes=(lane,)).doubts
+    assert bool(doubts) is is_doubtful
+    assert not is_doubtful or "speculative 68% (above 30%)" in doubts
+
+
+def test_a_profile_is_of_its_model() -> None:
+    PROFILE.check_model("smollm2-135m")
+    with pytest.raises(ConfigError, match="was measured on model 'smollm2-135m', and is used for 'other'"):
+        PROFILE.check_model("other")
 
 
 def test_a_lane_s_profile_is_made_of_its_steps() -> None:

@@ -10,17 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from serving import doctor, hub, model_store
 from serving.cli import clients, life
 from serving.config import LabConfig
 from serving.core.errors import AlreadyRunningError, ConfigError, NotRunningError, TandemError
 from serving.core.exit_codes import ExitCode
+from serving.core.speculation.step_time import LinearStepTime
 from serving.doctor import Check, Status
 from serving.engines import vllm_check
 from serving.hub import HubName, HubUnreachableError
 from serving.lab import control, supervisor
 from serving.lab import state as lab_state
+from tests.profiles import lane_profile, write_profile
 from tests.unit.cli.verb_runs import LAB, Modules, run, write_state
 
 OK = Check("cores", Status.OK, "2", "2 or more")
@@ -131,6 +134,35 @@ def test_the_doctor_asks_vllm_about_options(checkout: Path, monkeypatch: pytest.
     (check,) = [one for one in json.loads(result.stdout)["checks"] if one["name"] == "engine options"]
     assert (result.exit_code, check["status"]) == (ExitCode.FAILED, "fail")
     assert check["found"] == "lanes[batched].engine_args.x = 1: no"
+
+
+def profile_check(config: Path) -> dict[str, str]:
+    checks = json.loads(run("doctor", "--config", str(config), "--json").stdout)["checks"]
+    (check,) = [one for one in checks if one["name"] == "profiles"] or [{}]
+    return check  # type: ignore[no-any-return]
+
+
+def test_the_doctor_looks_at_the_profiles(checkout: Path) -> None:
+    config = checkout / "deploy" / "mine.yaml"
+    lanes = "lanes: [{name: batched, strategy: batched}, {name: other, strategy: batched}]\n"
+    config.write_text(lanes)
+    assert profile_check(config) == {}
+    config.write_text(lanes + "scheduler: {placement: adaptive, profile: p.json}\n")
+    missing = profile_check(config)
+    assert missing["status"] == "fail"
+    assert "p.json: cannot be read" in missing["found"]
+    exported = run("export", "serve", "--config", str(config))
+    assert exported.exit_code == ExitCode.USAGE
+    assert "p.json: cannot be read" in exported.stderr
+    good = [lane_profile(name, LinearStepTime(0.02, 0.002, 0)) for name in ("batched", "other")]
+    write_profile(config.parent / "p.json", *good)
+    assert profile_check(config)["status"] == "ok"
+    assert run("export", "serve", "--config", str(config)).exit_code == 0
+    bad = structs.replace(good[0], residuals=replace(good[0].residuals, median_share=0.7))
+    write_profile(config.parent / "p.json", bad, good[1])
+    doubtful = profile_check(config)
+    assert doubtful["status"] == "warn"
+    assert "batched 70% (above 30%)" in doubtful["found"]
 
 
 @pytest.mark.parametrize("verb", ["up", "status", "down", "prepare", "doctor"])

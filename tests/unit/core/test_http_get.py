@@ -90,3 +90,11 @@ def test_nobody_there_is_named_with_the_address() -> None:
     assert str(caught.value) == "http://127.0.0.1:9/x: cannot be reached: Connection refused"
     assert caught.value.why == "cannot be reached: Connection refused"
     assert caught.value.status is None
+
+
+def test_errors_show_no_password_of_the_address() -> None:
+    for ask in (get, post):
+        with pytest.raises(GetError) as refused:
+            ask("http://user:secret@127.0.0.1:1/lab?key=secret")
+        assert str(refused.value).startswith("http://127.0.0.1:1/lab: ")
+        assert "secret" not in str(refused.value)

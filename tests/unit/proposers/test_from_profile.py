@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
+from pydantic import ValidationError
 
 from serving.config import LabConfig, StepCosts
 from serving.core.errors import ConfigError
 from serving.core.speculation.cost_model import CostModel
 from serving.core.speculation.step_time import DraftCost, LinearStepTime
-from serving.proposers.from_profile import cost_model, with_profiles
+from serving.proposers.from_profile import cost_model, doubts, paths_of, tables_in_words, with_profiles
 from tests.profiles import lane_profile, write_profile
 
 STEP = LinearStepTime(0.02, 0.002, 1e-6)
@@ -98,6 +102,11 @@ def test_what_is_given_is_kept(tmp_path: Path) -> None:
             {"lane": "plain"},
             r"p.json: lane 'plain' makes no drafts, and eagle3 costs time: .*\(profile.lane\)",
         ),
+        (
+            TABLE | {"num_speculative_tokens": 5},
+            {},
+            r"p.json: lane 'fast' was measured with 3 drafts a step, .* of 5 gives \(num_speculative_tokens\)",
+        ),
     ],
 )
 def test_what_a_profile_lacks_is_named_with_file_lane_and_setting(
@@ -105,3 +114,43 @@ def test_what_a_profile_lacks_is_named_with_file_lane_and_setting(
 ) -> None:
     with pytest.raises(ConfigError, match=rf"^lanes\[fast\]\.speculation\.profile: .*{fault}"):
         written(tmp_path, speculation, **use)
+
+
+def test_a_profile_of_another_model_is_refused(tmp_path: Path) -> None:
+    write_profile(tmp_path / "p.json", lane_profile("fast", STEP, COST, RATES, {}))
+    lane = {"name": "fast", "strategy": "speculative", "speculation": TABLE | {"profile": {"path": "p.json"}}}
+    lab = LabConfig.model_validate({"model": {"name": "other"}, "lanes": [lane]}, strict=False)
+    with pytest.raises(ConfigError, match=r"p\.json: was measured on model .*, and is used for 'other'"):
+        with_profiles(lab, tmp_path)
+
+
+def test_steps_that_cost_nothing_but_their_tokens_can_be_reckoned_with(tmp_path: Path) -> None:
+    write_profile(tmp_path / "p.json", lane_profile("fast", LinearStepTime(0, 0.002, 0), COST, RATES, {}))
+    lane = {"name": "fast", "strategy": "speculative", "speculation": TABLE | {"profile": {"path": "p.json"}}}
+    lab = with_profiles(LabConfig.model_validate({"lanes": [lane]}, strict=False), tmp_path)
+    (line,) = tables_in_words(lab)
+    assert re.fullmatch(r"lane fast drafts \d at 1 to \d+ sequences(, \d at \d+ to \d+ sequences)*", line)
+    with pytest.raises(ValidationError, match="fixed_s and token_s are 0: a step takes time"):
+        StepCosts(fixed_s=0, token_s=0)
+
+
+def test_profiles_that_fit_badly_are_named(tmp_path: Path) -> None:
+    good = lane_profile("fast", STEP, COST, RATES, {})
+    bad = structs.replace(good, residuals=replace(good.residuals, median_share=0.5))
+    write_profile(tmp_path / "good.json", good)
+    write_profile(tmp_path / "bad.json", bad)
+    lanes = [
+        {
+            "name": name,
+            "strategy": "speculative",
+            "speculation": TABLE | {"profile": {"path": path, "lane": "fast"}},
+        }
+        for name, path in (("a", "good.json"), ("b", "bad.json"), ("c", "bad.json"))
+    ]
+    lab = LabConfig.model_validate({"lanes": lanes}, strict=False)
+    paths = paths_of(lab, tmp_path)
+    assert [path.name for path in paths] == ["good.json", "bad.json"]
+    (doubt,) = doubts(paths)
+    assert doubt.startswith(
+        f"{tmp_path / 'bad.json'}: half of the measured steps are further from the fit than: fast 50%"
+    )

@@ -45,8 +45,21 @@ def test_it_is_of_a_lane_and_of_batches_of_about_that_size() -> None:
     assert found[0] < 0.55
     assert made.factor("a", 2) == found[3] < 0.65
     assert found[-1] > 0.9
-    assert made.factor("b", 5) == 1
+    assert made.factor("b", 64) > 0.9
     assert list(made.all()) == [Correction("a", 4, found[0])]
+
+
+@pytest.mark.parametrize("slowness", [0.8, 1.25])
+def test_half_of_what_others_fall_short_by_is_expected_of_a_lane_that_was_not_asked(slowness: float) -> None:
+    made = learnt(slowness, 400)
+    assert made.factor("b", 4) == pytest.approx(slowness**-0.5, abs=0.01)
+    assert made.factor("b", 1024) == pytest.approx(1, abs=0.01)
+    made.learn("a", 4, slowness, 10 * FADE_S)
+    assert made.factor("b", 4) == pytest.approx(1, abs=0.01)  # for a long time
+    # Once it was, that is no more than its few requests' worth.
+    for _ in range(400):
+        made.learn("b", 4, 1.0, 10 * FADE_S)
+    assert made.factor("b", 4) == pytest.approx(1, abs=0.01)
 
 
 def test_what_lasts_counts_by_its_mean_time_however_uneven() -> None:

@@ -22,7 +22,7 @@ FITTED = Residuals(20, 0.01, 0.02, 0.03, 0)
 PROFILE = Profile(
     1,
     datetime(2026, 3, 1, tzinfo=UTC),
-    "any",
+    "smollm2-135m",
     {},
     {},
     (
@@ -126,6 +126,16 @@ def test_a_lane_that_drafts_other_than_when_it_was_measured_is_refused(
         assert set(lane_costs_of(given) or {}) == {"batched", "speculative"}
         return
     with pytest.raises(ConfigError, match=fault):
+        lane_costs_of(given)
+
+
+def test_a_profile_of_another_model_is_refused(tmp_path: Path) -> None:
+    given = lab(tmp_path)
+    save(structs.replace(PROFILE, model="other"), tmp_path / "profile.json")
+    with pytest.raises(
+        ConfigError,
+        match=r"^scheduler\.profile = .*was measured on model 'other', and is used for 'smollm2-135m'",
+    ):
         lane_costs_of(given)
 
 

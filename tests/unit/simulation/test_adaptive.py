@@ -148,12 +148,14 @@ def times(factor: float, lane: LaneModel) -> CostModel:
     )
 
 
-@pytest.mark.parametrize(("slower", "takes"), [("speculative", 1.25), ("batched", 1.5)])
+@pytest.mark.parametrize(("slower", "promises", "takes"), [("speculative", 0.8, 1.25), ("batched", 1.0, 2.0)])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_lane_whose_profile_promises_too_much_is_left(slower: str, takes: float, seed: int) -> None:
+def test_a_lane_whose_profile_promises_too_much_is_left(
+    slower: str, promises: float, takes: float, seed: int
+) -> None:
     lanes = {lane.name: lane for lane in (BATCHED, SPECULATIVE)}
     # By its profile the slower one is the better when both are full.
-    promised = {name: 0.8 if name == slower else 1.0 for name in lanes}
+    promised = {name: promises if name == slower else 1.0 for name in lanes}
     costs = {
         "batched": LaneCost(times(promised["batched"], BATCHED)),
         "speculative": LaneCost(

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
+from loadtest.calibrate.__main__ import main
 from loadtest.calibrate.design import drafted_cells, plain_cells
 from loadtest.calibrate.measure import Calibration, calibrate, default_lanes
 from loadtest.calibrate.picture import draw
@@ -109,14 +112,33 @@ def test_the_profile_can_be_read_again_and_is_shown(made: Calibration, tmp_path:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def _attached() -> MadeUpLab:
+    lab = made_up_lab()
+    lab.description["config"]["lanes"][0]["urls"] = ["http://127.0.0.1:2"]
+    return lab
+
+
 def test_lanes_that_cannot_be_calibrated_are_refused() -> None:
     for lab, lanes, reason in (
         (made_up_lab(), ["fast"], "there is no lane 'fast'; the lab has batched, speculative"),
         (made_up_lab(replicas=2), ["batched"], "lane 'batched' has 2 replicas; calibration needs 1"),
-        (made_up_lab(), ["speculative"], "lane speculative: lane 'speculative' drafts: what its drafts cost"),
+        (
+            made_up_lab(),
+            ["speculative"],
+            "speculative draft: what drafts cost is told from a lane of that model w",
+        ),
+        (made_up_lab(), ["batched", "batched"], "lane 'batched' is named 2 times"),
+        (made_up_lab(), [], "there is no lane to calibrate"),
+        (
+            _attached(),
+            ["batched"],
+            "lane 'batched' is a server that somebody else runs, which records no steps",
+        ),
     ):
+        asked = _Heard(lab.base_url, lab.description, lab.lanes, [])
         with pytest.raises(TracedLabError, match=reason):
-            calibrate(lab, lanes, NOW, lambda _: None)
+            calibrate(asked, lanes, NOW, lambda _: None)
+        assert not asked.bodies, "it is known before anything is measured"
     assert default_lanes(made_up_lab()) == ["batched", "speculative"]
     assert default_lanes(made_up_lab(replicas=2)) == []
 
@@ -168,7 +190,7 @@ class _Heard(MadeUpLab):
     bodies: list[str]
 
     def ask(self, questions: Sequence[Question]) -> Traced:
-        self.bodies.extend(str(each.body) for each in questions if "messages" in each.body)
+        self.bodies.extend(str(each.body) for each in questions)
         return MadeUpLab.ask(self, questions)
 
 
@@ -177,8 +199,9 @@ def test_no_prompt_is_asked_twice() -> None:
     lab = made_up_lab()
     heard = _Heard(lab.base_url, lab.description, lab.lanes, [])
     calibrate(heard, ["batched", "speculative"], NOW, lambda _: None)
-    assert len(heard.bodies) > 100
-    assert len(set(heard.bodies)) == len(heard.bodies)
+    texts = [body for body in heard.bodies if "messages" in body]
+    assert len(texts) > 100
+    assert len(set(texts)) == len(texts)
 
 
 def test_an_iterative_lane_has_drafts_too() -> None:
@@ -206,3 +229,42 @@ def test_no_cell_asks_for_more_than_a_lane_holds() -> None:
     assert all(cell.prompt_tokens + cell.output_tokens < 200 for cell in cells)
     assert len({cell.prompt_tokens for cell in cells}) == 3
     assert {cell.batch for cell in drafted_cells("a", max_running=6)} == {1, 4}
+
+
+@dataclass(frozen=True, slots=True)
+class _Disturbed(MadeUpLab):
+    """Something else takes the cores in half of its steps."""
+
+    rng: random.Random
+
+    def ask(self, questions: Sequence[Question]) -> Traced:
+        traced = MadeUpLab.ask(self, questions)
+        steps = tuple(
+            replace(step, ended_ns=step.started_ns + 20 * (step.ended_ns - step.started_ns))
+            if self.rng.random() < 0.5
+            else step
+            for step in traced.steps
+        )
+        return Traced(traced.answers, steps)
+
+
+@pytest.mark.parametrize(("is_disturbed", "code"), [(False, 0), (True, 5)])
+def test_a_profile_that_fits_badly_is_written_and_said_to_be_useless(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_disturbed: bool, code: int
+) -> None:
+    lab = made_up_lab()
+    if is_disturbed:
+        lab = _Disturbed(lab.base_url, lab.description, lab.lanes, random.Random(1))
+    monkeypatch.setattr("loadtest.calibrate.__main__.find_lab", lambda _: lab)
+    out = tmp_path / "p.json"
+    result = CliRunner().invoke(main, ["--out", str(out), "--runs-dir", str(tmp_path)])
+    assert result.exit_code == code, result.output
+    assert bool(profiles.load(out).doubts) is is_disturbed
+    assert ("calibrate again" in result.output) is is_disturbed
+
+
+def test_where_a_profile_cannot_go_is_said_before_anything_is_asked(tmp_path: Path) -> None:
+    for out in (tmp_path / "gone" / "p.json", tmp_path / ("x" * 254)):
+        result = CliRunner().invoke(main, ["--out", str(out), "--base-url", "http://127.0.0.1:1"])
+        assert result.exit_code == 2
+        assert "--out" in result.output

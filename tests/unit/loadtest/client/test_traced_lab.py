@@ -42,6 +42,25 @@ def test_a_busy_lab_is_refused(lab: ScriptedLab) -> None:
         find_lab(lab.url)
 
 
+def test_a_lab_that_others_use_meanwhile_is_refused(
+    lab: ScriptedLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loadtest.client.traced_lab.FREED_WITHIN_S", 0.0)
+    found = find_lab(lab.url)
+    lab.leases = 3
+    with pytest.raises(TracedLabError, match="3 requests running or waiting; measuring needs the lab alone"):
+        found.ask(questions(1))
+    assert not lab.asked
+
+
+def test_steps_of_others_among_the_recorded_ones_are_refused(lab: ScriptedLab) -> None:
+    lab.others = 2
+    with pytest.raises(
+        TracedLabError, match="steps of 2 requests of others were recorded, such as other-0; measuring"
+    ):
+        find_lab(lab.url).ask(questions(3))
+
+
 def test_no_lab_there() -> None:
     with pytest.raises(LabError, match=r"127\.0\.0\.1:1/lab"):
         find_lab("http://127.0.0.1:1")

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -35,6 +35,7 @@ class ScriptedLab:
         started, stopped: recordings, by strategy; `queries` of those that were started.
         refuses_recordings: status of every recording, instead of one.
         cut_off_events: how many of the events that it names do not come.
+        others: requests that somebody else sends meanwhile.
     """
 
     strategies: tuple[str, ...] = STRATEGIES
@@ -53,6 +54,7 @@ class ScriptedLab:
     recording_bodies: list[bytes] = field(default_factory=list)
     refuses_recordings: int = 0
     cut_off_events: int = 0
+    others: int = 0
     spans: list[RequestSpan] = field(default_factory=list)
     events: dict[str, list[StepEvent]] = field(default_factory=dict)
     url: str = ""
@@ -92,6 +94,7 @@ class ScriptedLab:
             return b'{"recording": 1}'
         self.stopped.append(strategy)
         found = self.events.pop(strategy)
+        found += [replace(found[0], request_id=f"other-{number}") for number in range(self.others)]
         lane = f"{strategy}-lane"
         replica = TracedReplica(f"{strategy}-1", lane, strategy, "vllm", len(found), self.lost_events)
         kept = found[: len(found) - self.cut_off_events]

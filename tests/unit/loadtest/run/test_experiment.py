@@ -76,6 +76,21 @@ def test_a_lane_that_is_not_there_is_refused() -> None:
         experiment.make_plan(checked(lanes=["warp"]), "http://h:1", LAB, seed=1)
 
 
+def test_lane_any_is_the_bare_name_where_a_lane_takes_such_requests() -> None:
+    plan = experiment.make_plan(checked(lanes=["batched", "any"]), "http://h:1", LAB, seed=1)
+    assert {stage.lane for stage in plan.stages} == {"batched", "any"}
+    assert "any" not in {
+        stage.lane for stage in experiment.make_plan(checked(), "http://h:1", LAB, seed=1).stages
+    }
+    config: Any = LAB["config"]
+    lanes = [lane | {"takes_unpinned": False} for lane in config["lanes"]]
+    pinned_only = LAB | {"config": config | {"lanes": lanes}}
+    with pytest.raises(
+        ValueError, match=r"lane 'any' is not in the lab, which has sequential, batched[^;]*\(lanes\)$"
+    ):
+        experiment.make_plan(checked(lanes=["any"]), "http://h:1", pinned_only, seed=1)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
