@@ -5,6 +5,7 @@ Latencies are defined in `serving.core.latency`, acceptance in `serving.core.spe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -24,6 +25,7 @@ from loadtest.judge.intervals import mean_of_rates, percentile_estimate
 from loadtest.judge.slo import Slo, decided, evaluate
 from loadtest.offer.load import ClosedLoop, Load
 from loadtest.run.directory import StageRun
+from serving.core.lane import ANY_LANE
 from serving.core.latency import (
     RequestTimeline,
     e2e_latency_s,
@@ -266,7 +268,12 @@ def _notes(repeat: Repeat) -> list[str]:
             f"Locust counts {stage.locust_requests} requests and {stage.locust_failures} failures, "
             f"the records {len(records)} and {failures}"
         )
-    if elsewhere := sorted({r.served_by_lane for r in records if r.served_by_lane} - {stage.plan.lane}):
+    served = Counter(record.served_by_lane for record in records if record.served_by_lane)
+    if stage.plan.lane == ANY_LANE:
+        if served:
+            counts = ", ".join(f"{lane} {count}" for lane, count in sorted(served.items()))
+            notes.append(f"where the scheduler sent them: {counts}")
+    elif elsewhere := sorted(served.keys() - {stage.plan.lane}):
         notes.append(f"answered by another lane: {', '.join(elsewhere)}")
     return notes
 

@@ -81,7 +81,9 @@ def calibrate(lab: TracedLab, lanes: Sequence[str], now: datetime, say: Say) -> 
     """
     configs = {config["name"]: config for config in lab.description["config"]["lanes"]}
     if not lanes:
-        raise TracedLabError("there is no lane to calibrate: name one that batches, with one replica (--lanes)")
+        raise TracedLabError(
+            "there is no lane to calibrate: name one that batches, with one replica (--lanes)"
+        )
     for name in lanes:
         if lanes.count(name) > 1:
             raise TracedLabError(f"lane {name!r} is named {lanes.count(name)} times (--lanes)")

@@ -100,7 +100,13 @@ def _show_choices(console: Console, adaptive: dict[str, Any]) -> None:
 
 def _choices_table(choices: Sequence[dict[str, Any]]) -> Table:
     """The last choices, and what each lane's score was made from; the chosen lane has a mark."""
-    table = Table(title="Last choices, tokens/s gained", title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(
+        title="Last choices, tokens/s gained",
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+    )
     for heading in ("for", "why", "lane"):
         table.add_column(heading, no_wrap=True)
     for heading in ("gains", "k", "tok/step", "batch", "ctx", "turns", "x prof"):

@@ -41,3 +41,20 @@ def test_a_lab_that_is_gone_is_no_result() -> None:
     gone = [record("batched", number=n, chunks=0, reason=ClientReason.CONNECT) for n in range(3)]
     summary = summarize_stage([make_repeat(stage_run(gone), gone)])
     assert any("could not be reached: 100% of requests" in reason for reason in summary.invalid)
+
+
+@pytest.mark.parametrize(
+    ("lane", "note"),
+    [
+        ("any", "where the scheduler sent them: batched 2, table 1"),
+        ("batched", "answered by another lane: table"),
+    ],
+)
+def test_which_lane_answered_is_told_where_it_was_not_the_one_that_was_asked(lane: str, note: str) -> None:
+    records = [
+        replace(record(lane, number=number), served_by_lane=served)
+        for number, served in enumerate(("batched", "table", "batched"))
+    ]
+    summary = summarize_stage([make_repeat(stage_run(records), records)])
+    assert note in summary.notes
+    assert not any("answered by" in text for text in summary.notes) or lane != "any"
