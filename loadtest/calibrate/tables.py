@@ -8,14 +8,14 @@ from rich.table import Table
 
 from loadtest.calibrate.measure import Calibration
 from loadtest.judge.wording import NOTHING, number, share
-from serving.calibration.profile import LaneProfile
+from loadtest.report.profile_table import profile_table
 
 GOOD_ERROR = 0.15
 
 
 def print_calibration(console: Console, made: Calibration) -> None:
     """A line a lane, acceptance by workload, and reckoned beside measured tokens/s."""
-    console.print(_lanes(made))
+    console.print(profile_table(made.profile))
     for lane in made.profile.lanes:
         for workload, rates in lane.acceptance.items():
             shown = " ".join(f"{rate:.2f}" for rate in rates)
@@ -28,34 +28,6 @@ def print_calibration(console: Console, made: Calibration) -> None:
     console.print(_compared(made))
     good = sum(abs(each.error) <= GOOD_ERROR for each in made.compared)
     console.print(f"{good} of {len(made.compared)} within {GOOD_ERROR:.0%}", markup=False, highlight=False)
-
-
-def _lanes(made: Calibration) -> Table:
-    table = _table(f"Profile of {made.profile.model}")
-    table.add_column("lane", no_wrap=True)
-    for heading in ("steps", "step ms", "+ µs a token", "+ ns a KV token", "+ ms a draft", "knee tokens"):
-        table.add_column(heading, justify="right")
-    for heading in ("off by, median", "p95"):
-        table.add_column(heading, justify="right")
-    for lane in made.profile.lanes:
-        step = lane.step_time
-        table.add_row(
-            lane.lane,
-            f"{lane.residuals.num_points}",
-            number(step.fixed_s, None, 1e3),
-            number(step.token_s, None, 1e6),
-            number(step.kv_token_s, None, 1e9),
-            NOTHING if lane.draft_cost is None else number(lane.draft_cost.draft_s(1, 1), None, 1e3),
-            _knee(lane),
-            share(lane.residuals.median_share),
-            share(lane.residuals.p95_share),
-        )
-    return table
-
-
-def _knee(lane: LaneProfile) -> str:
-    """Tokens of a step from which on its arithmetic takes longer than reading the weights."""
-    return NOTHING if lane.roofline is None else number(lane.roofline.knee_tokens, None)
 
 
 def _compared(made: Calibration) -> Table:

@@ -7,15 +7,19 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from serving.core.latency import RequestTimeline
 from serving.core.request import Outcome
 
 StampedBy = Literal["kernel", "process"]
+
+MAX_INSTANT_S = 1e9  # of a run; beyond, floats tell instants apart no better than to 0.1 us
+Instant = Annotated[float, Field(ge=0, le=MAX_INSTANT_S, allow_inf_nan=False)]  # where it is read
 
 MAX_FAULTS = 3  # named of one line or file
 
@@ -90,12 +94,12 @@ class RequestRecord:
 
     label: RequestLabel
     outcome: Outcome
-    scheduled_at_s: float
-    finished_at_s: float
-    dispatched_at_s: float | None = None
-    sent_at_s: float | None = None
-    first_byte_at_s: float | None = None
-    chunk_at_s: tuple[float, ...] = ()
+    scheduled_at_s: Instant
+    finished_at_s: Instant
+    dispatched_at_s: Instant | None = None
+    sent_at_s: Instant | None = None
+    first_byte_at_s: Instant | None = None
+    chunk_at_s: tuple[Instant, ...] = ()
     chunk_tokens: tuple[int, ...] | None = None
     status: int | None = None
     reason: str | None = None
@@ -155,12 +159,35 @@ def from_row(row: str) -> RequestRecord:
 
 
 def faults_in_words(error: ValidationError) -> str:
-    """What is wrong with a file of a run, on one line: each fault with its field, the first of many."""
-    faults = [
-        ": ".join(filter(None, (".".join(map(str, fault["loc"])), fault["msg"]))) for fault in error.errors()
-    ]
+    """What is wrong with a file of a run, on one line: each fault with its field, a number with it, the first of
+    many."""
+    faults = []
+    for fault in error.errors():
+        is_number = isinstance(fault["input"], int | float)
+        words = fault["msg"] + (f", not {fault['input']!r:.40}" if is_number else "")
+        faults.append(": ".join(filter(None, (".".join(map(str, fault["loc"])), words))))
     more = f"; and {len(faults) - MAX_FAULTS} more" if len(faults) > MAX_FAULTS else ""
     return "; ".join(faults[:MAX_FAULTS]) + more
+
+
+def fault_of(record: RequestRecord) -> str | None:
+    """What cannot be of a record whose fields are each as they should be, in words; None where nothing is."""
+    num_chunks = len(record.chunk_at_s)
+    if record.chunk_tokens is not None and len(record.chunk_tokens) != num_chunks:
+        return f"chunk_tokens has {len(record.chunk_tokens)} entries, chunk_at_s {num_chunks}"
+    if record.chunk_choice and len(record.chunk_choice) != num_chunks:
+        return f"chunk_choice has {len(record.chunk_choice)} entries, chunk_at_s {num_chunks}"
+    first_s = record.chunk_at_s[0] if num_chunks else record.finished_at_s
+    if record.is_completed and first_s < record.scheduled_at_s:
+        name = "the first of chunk_at_s" if num_chunks else "finished_at_s"
+        return f"{name} is {first_s:g}, before scheduled_at_s, {record.scheduled_at_s:g}"
+    stamps = [
+        at_s for at_s in (record.sent_at_s, *record.chunk_at_s, record.finished_at_s) if at_s is not None
+    ]
+    if stamps != sorted(stamps):
+        before_s, after_s = next(pair for pair in pairwise(stamps) if pair[1] < pair[0])
+        return f"sent_at_s, chunk_at_s and finished_at_s are out of order: {after_s:g} follows {before_s:g}"
+    return None
 
 
 def read_records(path: Path) -> Iterator[RequestRecord]:
@@ -183,9 +210,13 @@ def read_rows(path: Path) -> Iterator[tuple[bytes, RequestRecord]]:
             if not line.endswith(b"\n"):
                 return  # see torn_line; its stage has no end either
             try:
-                yield line, from_row(line[:-1].decode("utf-8"))
+                record = from_row(line[:-1].decode("utf-8"))
+                fault = fault_of(record)
             except ValueError as error:
-                raise ValueError(f"{path}:{number}: not a request record: {error}") from None
+                fault = str(error)
+            if fault is not None:
+                raise ValueError(f"{path}:{number}: not a request record: {fault}")
+            yield line, record
 
 
 def torn_line(path: Path) -> str | None:

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import re
+import stat
 import zlib
 from collections.abc import Generator, Iterator
 from functools import partial
@@ -41,10 +42,13 @@ def open_text(path: Path) -> TextIO:
     """Open a UTF-8 file of bounded size, gzipped or not; a byte order mark is skipped, line ends stay as they are.
 
     Raises:
-        ValueError: it cannot be read, is too large, or has a form that must be converted first.
+        ValueError: it cannot be read, is no regular file or too large, or has a form that must be converted first.
     """
     try:
-        size_bytes = path.stat().st_size
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError(f"{path}: cannot be read: a directory, a pipe or a device, and no regular file")
+        size_bytes = found.st_size
         if size_bytes > MAX_FILE_BYTES:
             raise ValueError(f"{path}: {size_bytes} bytes are more than {MAX_FILE_BYTES}; cut the file")
         with path.open("rb") as file:

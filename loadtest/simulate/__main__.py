@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import math
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -15,13 +18,14 @@ import click
 from click.core import ParameterSource
 
 from loadtest.judge.slo import parse_slo
+from loadtest.judge.wording import count
 from loadtest.offer.arrivals import notes, parse_load
 from loadtest.offer.load import Load, TraceReplay
 from loadtest.report.tables import wide_console
 from loadtest.run.experiment import MAX_SEED, split_names
 from loadtest.run.options import runs_dir_option
 from loadtest.simulate.against import FIGURES, capacities, compare_with_run
-from loadtest.simulate.lanes import Candidate, TextMix, candidates, parse_text_mix
+from loadtest.simulate.lanes import BY_BATCH, Candidate, candidates, parse_text_mix
 from loadtest.simulate.offered import mean_lengths, offered_by
 from loadtest.simulate.picture import draw
 from loadtest.simulate.plan import Fleet, PlannedFleet, Planner
@@ -36,6 +40,13 @@ from serving.progress import progress
 VERB = "simulate"
 DEFAULT_MAX_REPLICAS = 1000
 OPTIONS_BESIDE_A_RUN = frozenset({"profile_file", "run_dir", "config_file", "seed", "runs_dir", "as_json"})
+
+
+def _a_number(context: click.Context, option: click.Parameter, value: float) -> float:
+    """A range alone takes `nan` for a number within."""
+    if math.isnan(value):
+        raise click.BadParameter(f"{value} is no number")
+    return value
 
 
 @click.command(
@@ -60,6 +71,7 @@ OPTIONS_BESIDE_A_RUN = frozenset({"profile_file", "run_dir", "config_file", "see
     type=click.FloatRange(0, 1_000_000, min_open=True),
     default=1.0,
     show_default=True,
+    callback=_a_number,
     help="Replay --trace so many times as fast.",
 )
 @click.option("--slo", help="Objective, such as ttft_p95<2s,tpot_p95<300ms.  [required without --against]")
@@ -97,6 +109,7 @@ OPTIONS_BESIDE_A_RUN = frozenset({"profile_file", "run_dir", "config_file", "see
     type=click.FloatRange(0, 3),
     default=0.0,
     show_default=True,
+    callback=_a_number,
     help="Of the logarithm of those lengths.",
 )
 @click.option(
@@ -190,25 +203,27 @@ def main(
                 for choice in choices
             },
             "plan": {plan.lane: plan.enough.replicas if plan.enough else None for plan in plans},
+            "possible": {plan.lane: [plan.least_possible, plan.most_possible] for plan in plans},
             "fleets": [asdict(fleet) for fleet in fleets],
             "took_s": took_s,
         }
         path = run_directory.write_figures_of_own(VERB, figures, runs_dir)
         say("drawing")
         picture = draw(path.with_suffix(".png"), plans, max_replicas, profile, choices, mix, lengths)
-    if as_json:
-        click.echo(json.dumps(figures, indent=1))
-    else:
-        console = wide_console()
-        print_profile(console, profile, choices, lengths, _mix_in_words(mix))
-        if plans:
-            print_plans(console, plans, max_replicas)
+    with _printing():
+        if as_json:
+            click.echo(json.dumps(figures, indent=1))
         else:
-            print_fleets(console, fleets)
-        console.print(_pace(fleets, len(offered), load, took_s), markup=False, highlight=False)
-    click.echo(f"figures: {path}", err=as_json)
-    if picture is not None:
-        click.echo(f"picture: {picture}", err=as_json)
+            console = wide_console()
+            print_profile(console, profile, choices, lengths, mix.in_words)
+            if plans:
+                print_plans(console, plans, max_replicas, len(offered))
+            else:
+                print_fleets(console, fleets, len(offered))
+            console.print(_pace(fleets, len(offered), load, took_s), markup=False, highlight=False)
+        click.echo(f"figures: {path}", err=as_json)
+        if picture is not None:
+            click.echo(f"picture: {picture}", err=as_json)
     sys.exit(0 if is_held else 1)
 
 
@@ -230,6 +245,7 @@ def _against(
     with _faults(), progress() as say:
         profile = profiles.load(profile_file)
         left_out: list[str] = []
+        warnings: list[str] = []
         compared = compare_with_run(
             run_dir,
             profile,
@@ -237,6 +253,7 @@ def _against(
             say,
             seed=seed,
             left_out=left_out.append,
+            warn=warnings.append,
         )
         figures = {
             "run": str(run_dir),
@@ -248,15 +265,19 @@ def _against(
             ],
             "capacities": [asdict(each) | {"error": each.error} for each in capacities(compared)],
             "left_out": left_out,
+            "warnings": warnings,
         }
         path = run_directory.write_figures_of_own(f"{VERB}-against", figures, runs_dir)
-    if as_json:
-        click.echo(json.dumps(figures, indent=1))
-    else:
-        print_compared(wide_console(), compared)
-        for stage in left_out:
-            click.echo(f"left out: {stage}")
-    click.echo(f"figures: {path}", err=as_json)
+    with _printing():
+        if as_json:
+            click.echo(json.dumps(figures, indent=1))
+        else:
+            print_compared(wide_console(), compared)
+            for stage in left_out:
+                click.echo(f"left out: {stage}")
+        for text in warnings:
+            click.echo(f"warning: {text}", err=True)
+        click.echo(f"figures: {path}", err=as_json)
 
 
 def _scheduler(config_file: Path | None) -> SchedulerConfig | None:
@@ -272,7 +293,23 @@ def _faults() -> Iterator[None]:
     except TandemError as error:
         raise click.ClickException(str(error)) from None
     except OSError as error:
-        raise click.ClickException(f"{error.filename}: {error.strerror} (--runs-dir)") from None
+        raise click.ClickException(
+            f"{error.filename or 'the figures'}: {error.strerror} (--runs-dir)"
+        ) from None
+
+
+@contextmanager
+def _printing() -> Iterator[None]:
+    """Raises: click.ClickException: what is printed cannot be written. A pipe that nobody reads is click's."""
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise
+        # What is left of it would fail once more where the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise click.ClickException(f"what is printed cannot be written: {error.strerror}") from None
 
 
 def _load(trace_file: Path | None, load_text: str | None, speed: float) -> Load:
@@ -289,7 +326,7 @@ def _fleets(text: str, choices: Sequence[Candidate], most: int) -> list[Fleet]:
     """Fleets that `--replicas` asks for: `4` of each lane, or one such as `batched=3+speculative=2`.
 
     Raises:
-        ValueError: it is neither; the text names the part.
+        ValueError: it is neither; the text names the part and what there is.
     """
     if text.isdecimal():
         return [((choice, _count(text, text, most)),) for choice in choices]
@@ -299,8 +336,8 @@ def _fleets(text: str, choices: Sequence[Candidate], most: int) -> list[Fleet]:
         name, equals, value = part.strip().partition("=")
         if not equals or name not in by_name:
             raise ValueError(
-                f"--replicas {text!r}: {part.strip()!r} is no lane and number; lanes are "
-                f"{', '.join(map(repr, by_name))}"
+                f"--replicas {text!r}: {part.strip()!r} is no lane of the profile and a number; "
+                f"{_lanes_in_words(list(by_name))}"
             )
         fleet.append((by_name[name], _count(value, text, most)))
     return [tuple(fleet)]
@@ -314,15 +351,22 @@ def _count(value: str, text: str, most: int) -> int:
     return int(value)
 
 
-def _mix_in_words(mix: TextMix) -> str:
-    return ", ".join(f"{name} {100 * share:.0f}%" for name, share in zip(mix.names, mix.shares, strict=True))
+def _lanes_in_words(names: Sequence[str]) -> str:
+    words = f"there are {', '.join(names)}, such as {names[0]}=2 (of --config only the scheduler is read)"
+    for name in names:
+        if name.endswith(BY_BATCH):
+            words += (
+                f"; {name} is {name.removesuffix(BY_BATCH)} with the number of drafts that is best for each number "
+                "of sequences, as a lane with num_speculative_tokens_per_batch_size: auto has it"
+            )
+    return words
 
 
 def _pace(fleets: Sequence[PlannedFleet], num_requests: int, load: Load, took_s: float) -> str:
     ended, simulated_s = sum(fleet.num_ended for fleet in fleets), sum(fleet.took_s for fleet in fleets)
     pace: Any = f"{ended / simulated_s:,.0f}" if simulated_s else "-"
     return (
-        f"{load.label}: {num_requests:,} requests; {len(fleets)} simulations of {ended:,} in all, "
+        f"{load.label}: {count(num_requests, 'request')}; {count(len(fleets), 'simulation')} of {ended:,} in all, "
         f"{pace} a second; {took_s:.1f} s"
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -14,8 +14,10 @@ from pydantic import ValidationError
 
 from loadtest.analysis.stage_summary import Repeat, make_repeat
 from loadtest.client.lane_drafts import chooses_drafts, num_drafts_of
+from loadtest.client.lane_models import other_names
 from loadtest.client.record import RequestRecord, faults_in_words, read_records
 from loadtest.offer.load import ClosedLoop
+from loadtest.offer.recorded_trace import MAX_TOKENS
 from loadtest.run.directory import REQUESTS_FILE, RUN_FILE, RunFile, read_run
 from loadtest.run.plan import StagePlan
 from loadtest.simulate.lanes import TextMix, candidates
@@ -31,6 +33,7 @@ from serving.simulation.planned_lab import Offered, PlannedLab, PlannedRun
 # Noise and accepted drafts are drawn, and one draw of a few requests says little of p95.
 NUM_SIMULATED = 5
 MIN_REQUESTS = 4  # of a stage: of fewer, a percentile says nothing; bench asks a lone user for 4
+MAX_CHUNKS = 1000  # of a simulated answer: more would change tokens/s by less than can be seen
 FIGURES = ("ttft_p50_s", "ttft_p95_s", "tpot_p50_s", "output_tokens_per_s")
 
 
@@ -72,9 +75,10 @@ class Capacity:
     simulated_tokens_per_s: float
 
     @property
-    def error(self) -> float:
-        """Share of the measured."""
-        return self.simulated_tokens_per_s / self.measured_tokens_per_s - 1
+    def error(self) -> float | None:
+        """Share of the measured; None where nothing was: no stage has a steady part."""
+        measured = self.measured_tokens_per_s
+        return self.simulated_tokens_per_s / measured - 1 if measured else None
 
 
 def capacities(compared: Sequence[Compared]) -> list[Capacity]:
@@ -100,6 +104,7 @@ def compare_with_run(
     *,
     seed: int,
     left_out: Say = lambda text: None,
+    warn: Say = lambda text: None,
 ) -> list[Compared]:
     """Every stage of a lane that the profile has, its repeats as one: its requests when they were due.
 
@@ -112,21 +117,20 @@ def compare_with_run(
     Args:
         scheduler: its bounds; None: those of the lab that was measured.
         left_out: told of each stage that is not simulated, and why.
+        warn: told where the run is of another model than the profile.
 
     Raises:
-        ValueError: the run cannot be read, or has no such stage.
+        ValueError: the run cannot be read or holds what cannot be, or has no such stage.
     """
     run = read_run(directory)
     scheduler = scheduler or _scheduler_of(directory, run)
-    by_stage: dict[str, list[RequestRecord]] = {}
-    for record in read_records(directory / REQUESTS_FILE):
-        by_stage.setdefault(record.label.stage, []).append(record)
+    by_stage = _by_stage(directory / REQUESTS_FILE, [stage.plan.key for stage in run.stages])
     replicas = Counter(_lane_of(directory, replica) for replica in run.run.replicas)
     known = {lane.lane: lane for lane in profile.lanes}
     configs = {lane["name"]: lane for lane in run.run.config.get("lanes", ())}
     usable: dict[str, list[Repeat]] = {}
     for stage in run.stages:
-        measured = make_repeat(stage, by_stage.get(stage.plan.key, []))
+        measured = make_repeat(stage, by_stage[stage.plan.key])
         num_usable = sum(map(_is_served, measured.records))
         if why := _why_left_out(stage.plan, known, configs.get(stage.plan.lane, {}), num_usable):
             left_out(f"{stage.plan.key}: {why}")
@@ -167,7 +171,53 @@ def compare_with_run(
         raise ValueError(
             f"{directory}: in the simulation the scheduler refused nearly all; --config says its bounds"
         )
+    if others := _models_of(run, [stage.lane for stage in compared]) - {profile.model}:
+        warn(
+            f"{directory}: was measured with model {', '.join(sorted(others))}, the profile with {profile.model}: "
+            "what the simulation is off by is between two models"
+        )
     return compared
+
+
+def _models_of(run: RunFile, lanes: Iterable[str]) -> set[str]:
+    """Names of the models that lanes of a run served."""
+    others = other_names(run.run.config)
+    return {others.get(lane, str(run.run.model["name"])) for lane in lanes}
+
+
+def _by_stage(path: Path, keys: Iterable[str]) -> dict[str, list[RequestRecord]]:
+    """The records of each of these stages.
+
+    Raises:
+        ValueError: a file cannot be read, has a request twice, or a number of tokens that cannot be; the text names
+            file and request.
+    """
+    by_stage: dict[str, dict[str, RequestRecord]] = {key: {} for key in keys}
+    for record in read_records(path):
+        if (stage := by_stage.get(record.label.stage)) is None:
+            continue
+        request_id = record.label.request_id
+        if request_id in stage:
+            raise ValueError(f"{path}: request {request_id!r} is there twice")
+        if _ran(record):
+            _check_tokens(path, record)
+        stage[request_id] = record
+    return {key: list(stage.values()) for key, stage in by_stage.items()}
+
+
+def _check_tokens(path: Path, record: RequestRecord) -> None:
+    counts = {
+        "prompt_tokens": record.prompt_tokens,
+        "output_tokens": record.output_tokens,
+        "asked_output_tokens": record.asked_output_tokens,
+        "the least of chunk_tokens": min(record.chunk_tokens or (0,)),
+        "the sum of chunk_tokens": sum(record.chunk_tokens or ()),
+    }
+    for name, value in counts.items():
+        if value is not None and not 0 <= value <= MAX_TOKENS:
+            raise ValueError(
+                f"{path}: request {record.label.request_id!r}: {name} is {value}, must be in 0..{MAX_TOKENS}"
+            )
 
 
 def _mean(several: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -235,12 +285,12 @@ def _offered(record: RequestRecord, prompt_tokens: int, output_tokens: int) -> O
 
 
 def _as_records(ran: Sequence[RequestRecord], run: PlannedRun) -> list[RequestRecord]:
-    """The requests with the instants of the simulation, each token a chunk; without those that were refused."""
+    """The requests with the instants of the simulation, in even chunks; without those that were refused."""
     records = []
     for number in np.flatnonzero(np.isfinite(run.e2e_s)):
         arrived_at_s, num_tokens = float(run.arrived_at_s[number]), int(run.output_tokens[number])
         first_at_s, ended_at_s = (arrived_at_s + float(each[number]) for each in (run.ttft_s, run.e2e_s))
-        chunk_at_s = np.linspace(first_at_s, ended_at_s, num_tokens).tolist()
+        chunk_at_s = np.linspace(first_at_s, ended_at_s, min(num_tokens, MAX_CHUNKS)).tolist()
         records.append(
             replace(
                 ran[number],

@@ -12,6 +12,7 @@ from serving.core.speculation.cost_model import BatchRange, Lengths
 from serving.simulation.calibrated import LaneModel, same_drafts, table_drafts
 
 BY_BATCH = "/by-batch"  # no lane's own name has a slash
+MAX_SHARE = 1e6  # of a kind of text, before they are divided by their sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,12 @@ class TextMix:
 
     names: tuple[str, ...]
     shares: tuple[float, ...]
+
+    @property
+    def in_words(self) -> str:
+        return ", ".join(
+            f"{name} {100 * share:.0f}%" for name, share in zip(self.names, self.shares, strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +67,11 @@ def parse_text_mix(text: str | None, profile: Profile) -> TextMix:
             share = float(value) if equals else 1.0
         except ValueError:
             share = -1.0
-        if not 0 < share < float("inf") or name in shares:
-            raise ConfigError(f"--text {text!r}: {part.strip()!r} must be a kind, once, with a share above 0")
+        if not 0 < share <= MAX_SHARE or name in shares:
+            raise ConfigError(
+                f"--text {text!r}: {part.strip()!r} must be a kind, once, with a share above 0 and at most "
+                f"{MAX_SHARE:,.0f}"
+            )
         shares[name] = share
     total = sum(shares.values())
     return TextMix(tuple(shares), tuple(share / total for share in shares.values()))

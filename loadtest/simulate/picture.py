@@ -1,4 +1,4 @@
-"""The picture of a plan: replicas by lane, and what each number of drafts gains at each batch."""
+"""The picture of a plan: replicas by lane, and what each number of drafts gains by requests at once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from loadtest.simulate.lanes import Candidate, TextMix, mean_draft_share, mean_r
 from loadtest.simulate.plan import LanePlan
 from serving.calibration.profile import LaneProfile, Profile
 from serving.core.lane_colours import LANE_COLOURS
-from serving.core.speculation.cost_model import Lengths
+from serving.core.speculation.cost_model import CostModel, Lengths
 
 PNG_SCALE = 2
 MAX_POINTS = 64  # of a curve
@@ -64,19 +64,25 @@ def replicas_by_lane(plans: Sequence[LanePlan], most: int) -> Chart:
     return bar_chart((bars, labels), len(rows))
 
 
-def envelope(lane: LaneProfile, mix: TextMix, lengths: Lengths) -> Chart:
-    """Output tokens/s of a replica that decodes over those without drafts, by sequences at once, for each k."""
-    context = lengths.context_tokens
+def envelope(lane: LaneProfile, plain: CostModel, mix: TextMix, lengths: Lengths) -> Chart:
+    """Output tokens/s of a replica over those without drafts, by requests at once, for each k.
+
+    Requests come and go, so their prompts are reckoned with. The best k may be 0, with the pass that a learned
+    draft makes all the same.
+
+    Args:
+        plain: of the lane without drafts.
+    """
     rates, share = mean_rates(lane, mix), mean_draft_share(lane, mix)
     batches = sorted({round(lane.max_num_seqs ** (place / MAX_POINTS)) for place in range(MAX_POINTS + 1)})
     rows: list[Row] = []
     for batch in batches:
-        plain, *drafted = (
-            lane.cost_model.decode(batch, context, k, rates, share).tokens_per_s
+        plain_per_s = plain.serve(batch, lengths, 0, ()).tokens_per_s
+        gains = [
+            lane.cost_model.serve(batch, lengths, k, rates, share).tokens_per_s / plain_per_s
             for k in range(lane.num_drafts + 1)
-        )
-        by_k = {f"k = {k}": tokens_per_s / plain for k, tokens_per_s in enumerate(drafted, start=1)}
-        by_k[BEST] = max(1.0, *by_k.values())
+        ]
+        by_k = {f"k = {k}": gain for k, gain in enumerate(gains) if k} | {BEST: max(gains)}
         rows += [{"sequences": batch, "gain": gain, "drafts": drafts} for drafts, gain in by_k.items()]
     names = [f"k = {k}" for k in range(1, lane.num_drafts + 1)]
     colours = [LANE_COLOURS[place % len(LANE_COLOURS)] for place in range(len(names))]
@@ -85,7 +91,7 @@ def envelope(lane: LaneProfile, mix: TextMix, lengths: Lengths) -> Chart:
         table(rows)
         .mark_line(interpolate="linear")
         .encode(
-            x=log_axis("sequences", f"sequences at once on a replica of {lane.lane} (log scale)", batches),
+            x=log_axis("sequences", f"requests at once on a replica of {lane.lane} (log scale)", batches),
             y=alt.Y("gain:Q", title="tokens/s over those without drafts", scale=alt.Scale(zero=False)),
             color=alt.Color(
                 "drafts:N",
@@ -98,7 +104,24 @@ def envelope(lane: LaneProfile, mix: TextMix, lengths: Lengths) -> Chart:
         )
     )
     even = table([{"gain": 1}]).mark_rule(strokeDash=[4, 4]).encode(y="gain:Q")
-    return alt.layer(lines, even).properties(width=BAR_WIDTH_PX, height=PANEL_HEIGHT_PX)
+    title = alt.Title(
+        f"What drafts give {lane.lane} by the cost model; below the dashed line they lose",
+        subtitle=f"{lengths.prompt_tokens:,.0f} tokens of prompt, computed too, and "
+        f"{lengths.output_tokens:,.0f} of answer on average; text: {mix.in_words}",
+        anchor="start",
+        fontSize=12,
+        fontWeight="normal",
+        subtitleFontSize=12,
+    )
+    return alt.layer(lines, even).properties(width=BAR_WIDTH_PX, height=PANEL_HEIGHT_PX, title=title)
+
+
+def without_drafts(profile: Profile, lane: LaneProfile) -> CostModel:
+    """What a lane is compared with: the profile's lane without drafts that has most slots, or its own step time."""
+    plain = [each for each in profile.lanes if not each.num_drafts]
+    if not plain:
+        return CostModel(lane.step_time)
+    return max(plain, key=lambda each: each.max_num_seqs).cost_model
 
 
 def draw(
@@ -118,7 +141,9 @@ def draw(
     names = {candidate.name for candidate in candidates}
     charts = [replicas_by_lane(plans, most)] if plans else []
     charts += [
-        envelope(lane, mix, lengths) for lane in profile.lanes if lane.num_drafts and lane.lane in names
+        envelope(lane, without_drafts(profile, lane), mix, lengths)
+        for lane in profile.lanes
+        if lane.num_drafts and lane.lane in names
     ]
     if not charts:
         return None

@@ -23,6 +23,23 @@ Fleet = tuple[tuple[Candidate, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
+class LaneUse:
+    """What a lane of a fleet did.
+
+    Attributes:
+        num_requests: that it served.
+        by_text: of them, by kind of text.
+        slots_share: of its slots that requests held, on the mean over the time until the last one of all ended.
+    """
+
+    lane: str
+    replicas: int
+    num_requests: int
+    by_text: dict[str, int]
+    slots_share: float
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedFleet:
     """A fleet that was simulated.
 
@@ -33,6 +50,7 @@ class PlannedFleet:
         output_tokens_per_s: of served requests, over the time until the last one ended.
         slots_share: of all slots that requests held, on the mean over that time.
         took_s: of the simulation, by the wall clock.
+        lanes: each of its lanes.
     """
 
     name: str
@@ -46,6 +64,7 @@ class PlannedFleet:
     num_ended: int
     was_given_up: bool
     took_s: float
+    lanes: tuple[LaneUse, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +85,30 @@ class LanePlan:
         failed = [fleet for fleet in self.tried if not fleet.verdict.holds]
         return max(failed, key=lambda fleet: fleet.replicas, default=None)
 
+    @property
+    def least_possible(self) -> int:
+        """The fewest replicas that may be enough: one more than the most that are settled to be too few."""
+        most = math.inf if self.enough is None else self.enough.replicas
+        too_few = [
+            fleet.replicas
+            for fleet in self.tried
+            if fleet.verdict.is_settled and not fleet.verdict.holds and fleet.replicas < most
+        ]
+        return 1 + max(too_few, default=0)
+
+    @property
+    def most_possible(self) -> int | None:
+        """The fewest replicas that are settled to be enough; None where that is known of no fleet."""
+        enough = [fleet.replicas for fleet in self.tried if fleet.verdict.is_settled and fleet.verdict.holds]
+        return min(enough, default=None)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether so many requests settle how many replicas are the fewest, or that the most are not enough."""
+        if self.enough is None:
+            return self.one_too_few is not None and self.one_too_few.verdict.is_settled
+        return self.least_possible == self.most_possible
+
 
 class Planner:
     """Simulates fleets on the same requests.
@@ -73,7 +116,7 @@ class Planner:
     Args:
         cell_replicas: replicas of one scheduler's cell at most; None: one scheduler for all.
         seed: of how many drafts are accepted.
-        text: the mix's kinds of text, by name; for placement `adaptive`.
+        text: the mix's kinds of text, by name.
         shares_cores: all replicas of a fleet take turns on the same cores.
     """
 
@@ -86,7 +129,7 @@ class Planner:
         *,
         cell_replicas: int | None,
         seed: int,
-        text: Sequence[str] = (),
+        text: Sequence[str],
         shares_cores: bool = False,
     ) -> None:
         self._config = config
@@ -95,6 +138,8 @@ class Planner:
         self._say = say
         self._cell_replicas = cell_replicas
         self._seed = seed
+        self._text = tuple(text)
+        self._text_of = np.array([request.kind for request in offered])
         self._text_kinds = [KIND_OF_WORKLOAD.get(name, TextKind.OPEN) for name in text]
         self._shares_cores = shares_cores
 
@@ -159,4 +204,22 @@ class Planner:
             num_ended=int(run.ended.sum()),
             was_given_up=run.was_given_up,
             took_s=took_s,
+            lanes=self._lane_uses(run),
         )
+
+    def _lane_uses(self, run: PlannedRun) -> tuple[LaneUse, ...]:
+        is_served = run.ended & (run.served_by >= 0)
+        uses = []
+        for lane in dict.fromkeys(use.lane for use in run.replicas):
+            places = [place for place, use in enumerate(run.replicas) if use.lane == lane]
+            text_of = self._text_of[is_served & np.isin(run.served_by, places)]
+            uses.append(
+                LaneUse(
+                    lane,
+                    len(places),
+                    len(text_of),
+                    {name: int((text_of == kind).sum()) for kind, name in enumerate(self._text)},
+                    float(np.mean([run.replicas[place].slots_share for place in places])),
+                )
+            )
+        return tuple(uses)

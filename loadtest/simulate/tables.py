@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from loadtest.judge.wording import NOTHING, count, number, share
+from loadtest.report.profile_table import profile_table
 from loadtest.simulate.against import FIGURES, Compared, capacities
 from loadtest.simulate.lanes import Candidate
 from loadtest.simulate.plan import LanePlan, PlannedFleet
@@ -18,10 +19,11 @@ from serving.calibration.profile import Profile
 from serving.core.speculation.cost_model import BatchRange, Lengths
 
 GOOD_ERROR = 0.15
+MET = "met, and its\n95% interval"
 PLAN_HEADINGS = (
     "replicas",
     "holds",
-    "met",
+    MET,
     "TTFT p50 ms",
     "p95",
     "TPOT p50 ms",
@@ -35,23 +37,8 @@ PLAN_HEADINGS = (
 def print_profile(
     console: Console, profile: Profile, lanes: Sequence[Candidate], lengths: Lengths, rates_of: str
 ) -> None:
-    """One line a lane: its step time, and what follows from it for these requests."""
-    made = _table(f"Profile: {profile.model}, measured {profile.measured_at:%Y-%m-%d}")
-    made.add_column("lane", no_wrap=True)
-    for heading in ("step ms", "+ µs a token", "+ ns a KV token", "knee tokens", "fit ± median", "slots"):
-        made.add_column(heading, justify="right")
-    for lane in profile.lanes:
-        step = lane.step_time
-        made.add_row(
-            lane.lane,
-            number(step.fixed_s, None, 1e3),
-            number(step.token_s, None, 1e6),
-            number(step.kv_token_s, None, 1e9),
-            NOTHING if step.knee_tokens == float("inf") else number(step.knee_tokens, None),
-            share(lane.residuals.median_share),
-            f"{lane.max_num_seqs}",
-        )
-    console.print(made)
+    """The profile's lanes, and what follows for these requests."""
+    console.print(profile_table(profile))
     console.print(
         Text(
             f"requests: {lengths.prompt_tokens:,.0f} tokens of prompt and {lengths.output_tokens:,.0f} of answer "
@@ -67,12 +54,12 @@ def print_profile(
         )
 
 
-def print_plans(console: Console, plans: Sequence[LanePlan], most: int) -> None:
-    """The fewest replicas of each lane, which limit breaks with one less, and which lane needs least."""
+def print_plans(console: Console, plans: Sequence[LanePlan], most: int, num_requests: int) -> None:
+    """The fewest replicas of each lane, what breaks with one less, which lane needs least, and what is open."""
     made = _table("Fewest replicas that hold the objective")
     made.add_column("lane", no_wrap=True)
     _add_headings(made)
-    made.add_column("one less breaks")
+    made.add_column("one less breaks", no_wrap=True)
     for plan in plans:
         shown = plan.enough or plan.one_too_few
         assert shown is not None, "a search simulates one fleet at least"
@@ -81,25 +68,80 @@ def print_plans(console: Console, plans: Sequence[LanePlan], most: int) -> None:
         made.add_row(plan.lane, *_cells(shown), breaks, style="" if plan.enough else "red")
     console.print(made)
     enough = [plan.enough for plan in plans if plan.enough]
-    if not enough:
+    if enough:
+        fewest = min(fleet.replicas for fleet in enough)
+        names = [fleet.name for fleet in enough if fleet.replicas == fewest]
+        console.print(Text(f"Least: {count(fewest, 'replica')} of {' or of '.join(names)}."))
+    else:
         console.print(
             Text(f"No lane holds the objective with up to {count(most, 'replica')} (--max-replicas).")
         )
-        return
-    fewest = min(fleet.replicas for fleet in enough)
-    names = [fleet.name for fleet in enough if fleet.replicas == fewest]
-    console.print(Text(f"Least: {count(fewest, 'replica')} of {' or of '.join(names)}."))
+    if text := unsettled(plans, num_requests):
+        console.print(Text(text))
 
 
-def print_fleets(console: Console, fleets: Sequence[PlannedFleet]) -> None:
-    """What given fleets do."""
+def unsettled(plans: Sequence[LanePlan], num_requests: int) -> str | None:
+    """What of a plan so many requests leave open, in words; None where nothing is."""
+    if not (open_plans := [plan for plan in plans if not plan.is_settled]):
+        return None
+    ranges = ", ".join(f"{plan.lane} may need {_range(plan)}" for plan in open_plans)
+    text = f"Not settled by {count(num_requests, 'request')}, drawn once (--seed): {ranges}"
+    enough = [plan.enough.replicas for plan in plans if plan.enough]
+    least = [plan for plan in plans if plan.enough and plan.enough.replicas == min(enough)]
+    others = [plan for plan in plans if plan not in least]
+    if any(_may_need_as_few(other, plan) for other in others for plan in least):
+        text += "; so which lane needs least is open"
+    return f"{text}."
+
+
+def _range(plan: LanePlan) -> str:
+    return f"{plan.least_possible:,} " + (
+        "or more" if plan.most_possible is None else f"to {plan.most_possible:,}"
+    )
+
+
+def _may_need_as_few(other: LanePlan, plan: LanePlan) -> bool:
+    return plan.most_possible is None or other.least_possible <= plan.most_possible
+
+
+def print_fleets(console: Console, fleets: Sequence[PlannedFleet], num_requests: int) -> None:
+    """What given fleets do, and of one with several lanes which of them served what."""
     made = _table("Simulated")
-    made.add_column("lane", no_wrap=True)
+    made.add_column("lane", overflow="fold")
     _add_headings(made)
     made.add_column("misses")
     for fleet in fleets:
         made.add_row(fleet.name, *_cells(fleet), _missed(fleet), style="" if fleet.verdict.holds else "red")
     console.print(made)
+    for fleet in fleets:
+        if len(fleet.lanes) > 1:
+            console.print(_lane_uses(fleet))
+    if names := [fleet.name for fleet in fleets if not fleet.verdict.is_settled]:
+        console.print(
+            Text(
+                f"Not settled by {count(num_requests, 'request')}, drawn once (--seed): whether the objective "
+                f"holds with {', '.join(names)}."
+            )
+        )
+
+
+def _lane_uses(fleet: PlannedFleet) -> Table:
+    made = _table("Where its requests went")
+    made.add_column("lane", no_wrap=True)
+    kinds = list(fleet.lanes[0].by_text)
+    for heading in ("replicas", "requests", "share", *kinds, "slots used"):
+        made.add_column(Text(heading), justify="right")
+    num_served = sum(use.num_requests for use in fleet.lanes)
+    for use in fleet.lanes:
+        made.add_row(
+            use.lane,
+            f"{use.replicas:,}",
+            f"{use.num_requests:,}",
+            share(use.num_requests / num_served if num_served else None),
+            *(f"{use.by_text[kind]:,}" for kind in kinds),
+            share(use.slots_share),
+        )
+    return made
 
 
 def print_compared(console: Console, compared: Sequence[Compared]) -> None:
@@ -133,7 +175,7 @@ def print_compared(console: Console, compared: Sequence[Compared]) -> None:
             text += f"; measured repeats of a stage differ by {share(median(spreads[figure]))} in the median stage"
         console.print(Text(text))
 
-    most = [abs(each.error) for each in capacities(compared)]
+    most = [abs(each.error) for each in capacities(compared) if each.error is not None]
     console.print(
         Text(
             "capacity, the most tokens/s of any load: "
@@ -157,11 +199,11 @@ def _table(title: str) -> Table:
 
 def _add_headings(table: Table) -> None:
     for heading in PLAN_HEADINGS:
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=heading == MET)
 
 
 def _cells(fleet: PlannedFleet) -> list[str]:
-    met = share(fleet.verdict.attainment)
+    met = share(fleet.verdict.attainment).replace(" [", "\n[")
     if fleet.was_given_up:
         # Most of the requests were not reached: their figures would say nothing of the load.
         return [f"{fleet.replicas:,}", "no", *([NOTHING] * (len(PLAN_HEADINGS) - 2))]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from loadtest.judge.estimate import Estimate
+from loadtest.judge.intervals import wilson
 from loadtest.judge.slo import FAILED, ROUNDING, Limit, Slo
 from serving.simulation.planned_lab import Floats, PlannedRun, Watch
 
@@ -23,15 +25,19 @@ class Verdict:
     """How a run kept its objective.
 
     Attributes:
-        attainment: share of all requests, refused ones included, that met every limit.
+        attainment: share of all requests, refused ones included, that met every limit; the interval takes them for
+            independent of each other.
         misses: requests that broke each limit, by its text; `failed` for those that were refused.
         binding: the limit broken most often; None when nothing was missed.
+        is_settled: whether so many requests settle `holds`: the interval of each share that must be kept is above
+            what it must be, or that of one is below.
     """
 
     holds: bool
-    attainment: float
+    attainment: Estimate
     misses: dict[str, int]
     binding: str | None
+    is_settled: bool
 
 
 def refuse_unknown_metrics(slo: Slo) -> None:
@@ -39,7 +45,8 @@ def refuse_unknown_metrics(slo: Slo) -> None:
     for limit in slo.limits:
         if limit.metric not in METRICS:
             raise ValueError(
-                f"slo {slo.text!r}: {limit.text!r}: a simulation knows {', '.join(METRICS)}; chunks it has not"
+                f"slo {slo.text!r}: a simulation has no chunks, so it does not know {limit.metric}, only "
+                f"{', '.join(METRICS)}"
             )
 
 
@@ -53,9 +60,33 @@ def judge(slo: Slo, run: PlannedRun) -> Verdict:
         for limit in slo.limits
         if limit.share is not None
     )
-    attainment = float(met_by(slo, broken, len(ended.e2e_s)).mean())
-    holds = holds and attainment >= slo.attainment - ROUNDING and not run.was_given_up
-    return Verdict(holds, attainment, misses, max(misses, key=lambda miss: misses[miss], default=None))
+    num_requests = len(ended.e2e_s)
+    num_met = int(met_by(slo, broken, num_requests).sum())
+    attainment = wilson(num_met, num_requests)
+    holds = holds and attainment.value >= slo.attainment - ROUNDING and not run.was_given_up
+    kept = [(attainment, slo.attainment)] + [
+        (wilson(int((~(broken[limit.text] | broken[FAILED])).sum()), num_requests), limit.share)
+        for limit in slo.limits
+        if limit.share is not None
+    ]
+    return Verdict(
+        holds,
+        attainment,
+        misses,
+        max(misses, key=lambda miss: misses[miss], default=None),
+        _is_settled(kept, holds=holds),
+    )
+
+
+def _is_settled(kept: Sequence[tuple[Estimate, float]], *, holds: bool) -> bool:
+    """Whether the intervals of the shares say the same as the verdict.
+
+    Args:
+        kept: the share of requests that kept what has to hold, and the share that must.
+    """
+    if holds:
+        return all(share.low is not None and share.low >= least for share, least in kept)
+    return any(share.high is not None and share.high < least for share, least in kept)
 
 
 class Latencies(Protocol):

@@ -209,6 +209,8 @@ def load(path: Path) -> Profile:
         ConfigError: it is missing or not as it should be; the text names the file, the place and the value.
     """
     try:
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path}: cannot be read: a directory, a pipe or a device, and no regular file")
         data = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None

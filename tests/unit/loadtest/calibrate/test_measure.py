@@ -106,6 +106,7 @@ def test_the_profile_can_be_read_again_and_is_shown(made: Calibration, tmp_path:
     print_calibration(console, made)
     text = console.export_text()
     assert "Profile of tiny" in text
+    assert "+ ms a draft" in text
     assert f"{len(made.compared)} of {len(made.compared)} within 15%" in text
     picture = draw(tmp_path / "profile.png", made.profile)
     assert picture is not None

@@ -4,12 +4,21 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.client.record import RequestLabel, RequestRecord, from_row, read_records, to_row, torn_line
+from loadtest.client.record import (
+    RequestLabel,
+    RequestRecord,
+    fault_of,
+    from_row,
+    read_records,
+    to_row,
+    torn_line,
+)
 from serving.core.request import Outcome
 from tests.unit.loadtest import runs
 
@@ -82,6 +91,22 @@ GOOD = to_row(
         (b"\xff\xfe", "'utf-8' codec can't decode byte 0xff"),
         (GOOD.replace(b'"completed"', b'"won"'), "outcome: Input should be 'completed'"),
         (
+            GOOD.replace(b'"finished_at_s": 2.0', b'"finished_at_s": NaN'),
+            "finished_at_s: Input should be a finite number, not nan",
+        ),
+        (
+            GOOD.replace(b'"scheduled_at_s": 1.0', b'"scheduled_at_s": -1e9'),
+            "scheduled_at_s: Input should be greater than or equal to 0, not -1000000000.0",
+        ),
+        (
+            GOOD.replace(b'"finished_at_s": 2.0', b'"finished_at_s": 1e308'),
+            "finished_at_s: Input should be less than or equal to 1000000000, not 1e+308",
+        ),
+        (
+            GOOD.replace(b'"finished_at_s": 2.0', b'"finished_at_s": 0.5'),
+            "finished_at_s is 0.5, before scheduled_at_s, 1",
+        ),
+        (
             b"{}",
             "label: Field required; outcome: Field required; scheduled_at_s: Field required; and 1 more",
         ),
@@ -93,6 +118,31 @@ def test_a_damaged_line_is_named_with_its_fault(damaged: bytes, fault: str, tmp_
     with pytest.raises(ValueError, match=re.escape(f"{path}:2: not a request record: {fault}")) as raised:
         list(read_records(path))
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({}, None),
+        ({"outcome": Outcome.CANCELLED, "finished_at_s": 0.5, "chunk_at_s": ()}, None),  # before it was due
+        ({"finished_at_s": 0.5, "chunk_at_s": ()}, "finished_at_s is 0.5, before scheduled_at_s, 1"),
+        ({"chunk_at_s": (0.9, 1.5)}, "the first of chunk_at_s is 0.9, before scheduled_at_s, 1"),
+        (
+            {"chunk_at_s": (1.5, 1.4)},
+            "sent_at_s, chunk_at_s and finished_at_s are out of order: 1.4 follows 1.5",
+        ),
+        (
+            {"sent_at_s": 1.6, "chunk_at_s": (1.5,)},
+            "sent_at_s, chunk_at_s and finished_at_s are out of order: 1.5 follows 1.6",
+        ),
+        ({"chunk_tokens": (1,)}, "chunk_tokens has 1 entries, chunk_at_s 2"),
+        ({"chunk_choice": (0, 1, 0)}, "chunk_choice has 3 entries, chunk_at_s 2"),
+    ],
+)
+def test_what_cannot_be_of_a_record_is_found(changes: dict[str, Any], fault: str | None) -> None:
+    label = RequestLabel("r", "batched", "copy", "batched/copy/1 user", 0)
+    good = RequestRecord(label, Outcome.COMPLETED, 1.0, 2.0, chunk_at_s=(1.25, 1.5), chunk_tokens=(3, 4))
+    assert fault_of(replace(good, **({"chunk_tokens": None} | changes))) == fault
 
 
 def test_a_last_line_without_an_end_is_left_out_and_told(tmp_path: Path) -> None:

@@ -89,6 +89,10 @@ def test_shares_of_text_are_of_their_sum() -> None:
         ("story=x", "'story=x' must be"),
         ("story=nan", "'story=nan' must be"),
         ("story=1,story=2", "'story=2' must be a kind, once"),
+        (
+            "story=1e308,copy=1e308",
+            "'story=1e308' must be a kind, once, with a share above 0 and at most 1,000,000",
+        ),
     ],
 )
 def test_a_mix_that_is_none_is_refused(text: str, fault: str) -> None:

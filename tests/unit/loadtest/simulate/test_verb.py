@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +56,7 @@ def test_a_plan_has_the_fewest_replicas_that_hold(simulate: Any, tmp_path: Path)
         assert enough == 1 or by_replicas[enough - 1] is False
     assert written["plan"]["batched"] > 1
     assert f"Least: {min(written['plan'].values())} replica" in done.output
+    assert "+ ms a draft" in done.output
     assert "k = 3 at 1" in done.output
 
 
@@ -75,6 +79,91 @@ def test_given_replicas_are_simulated_and_nothing_else(simulate: Any, tmp_path: 
     assert mixed.exit_code == 0, mixed.output
     (fleet,) = json.loads(mixed.stdout)["fleets"]
     assert (fleet["name"], fleet["replicas"]) == ("batched + speculative/by-batch", 3)
+
+
+def test_how_sure_the_answer_is_stands_beside_it(simulate: Any, tmp_path: Path) -> None:
+    few = simulate("--slo", SLO, "--load", "poisson:2/s,30s", *LOAD[2:], "--lanes", "batched")
+    num_requests = figures(tmp_path)["num_requests"]
+    assert num_requests < 73, "fewer cannot settle 95 percent"
+    assert "95% interval" in few.output
+    assert "–100.0]" in few.output
+    assert (
+        f"Not settled by {num_requests} requests, drawn once (--seed): batched may need 1 or more."
+        in few.output
+    )
+    assert figures(tmp_path)["possible"] == {"batched": [1, None]}
+    given = simulate("--slo", SLO, "--load", "poisson:2/s,30s", *LOAD[2:], "--replicas", "1")
+    assert "drawn once (--seed): whether the objective holds with batched, speculative" in given.output
+    many = simulate("--slo", SLO, "--load", "poisson:2/s,10min", *LOAD[2:], "--lanes", "batched")
+    assert "Not settled" not in many.output
+    assert figures(tmp_path)["possible"] == {"batched": [1, 1]}
+
+
+def test_a_mixed_fleet_says_where_its_requests_went(simulate: Any, tmp_path: Path) -> None:
+    config = tmp_path / "lab.yaml"
+    config.write_text(
+        "scheduler: {placement: adaptive, profile: profile.json}\n"
+        "lanes: [{name: batched, strategy: batched, max_num_seqs: 16}]\n"
+    )
+    fleet = ("--replicas", "batched=1+speculative/by-batch=2", "--config", str(config))
+    done = simulate("--slo", SLO, *LOAD, *fleet)
+    assert done.exit_code in (0, 1), done.output
+    (planned,) = figures(tmp_path)["fleets"]
+    lanes = {use["lane"]: use for use in planned["lanes"]}
+    assert {name: use["replicas"] for name, use in lanes.items()} == {"batched": 1, "speculative/by-batch": 2}
+    assert sum(use["num_requests"] for use in lanes.values()) == planned["num_ended"] - planned["num_refused"]
+    for use in lanes.values():
+        assert sum(use["by_text"].values()) == use["num_requests"]
+    assert list(lanes["batched"]["by_text"]) == ["copy", "story"]
+    # Copied text gains most by drafts.
+    copied = {name: use["by_text"]["copy"] / use["num_requests"] for name, use in lanes.items()}
+    assert copied["speculative/by-batch"] > copied["batched"]
+    table = done.output.split("Where its requests went")[1]
+    for name, use in lanes.items():
+        (row,) = (line.split() for line in table.splitlines() if line.startswith(f" {name} "))
+        assert row[1:3] == [str(use["replicas"]), str(use["num_requests"])]
+        assert row[4:6] == [str(use["by_text"]["copy"]), str(use["by_text"]["story"])]
+    alike = simulate("--slo", SLO, *LOAD, "--replicas", "1")
+    assert "Where its requests went" not in alike.output
+
+
+def test_one_simulation_is_one(simulate: Any) -> None:
+    assert (
+        "; 1 simulation of " in simulate("--slo", SLO, *LOAD, "--replicas", "4", "--lanes", "batched").output
+    )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_a_full_disk_behind_the_output_is_no_traceback(more: tuple[str, ...], tmp_path: Path) -> None:
+    save(profile(), tmp_path / "profile.json")
+    where = ("--profile", str(tmp_path / "profile.json"), "--runs-dir", str(tmp_path / "runs"))
+    arguments = (*where, "--slo", SLO, *LOAD, "--replicas", "4", "--lanes", "batched", *more)
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "loadtest.simulate", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            # Unbuffered, nothing is left to fail once more at the end.
+            env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+        )
+    assert done.returncode == 1, done.stderr
+    assert "Error: what is printed cannot be written: No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception" not in done.stderr.replace("ClickException", "")
+
+
+@pytest.mark.parametrize("option", ["--profile", "--trace"])
+def test_a_pipe_is_refused_and_not_waited_for(option: str, simulate: Any, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    load = LOAD if option == "--profile" else ()
+    done = simulate("--slo", SLO, *load, option, str(tmp_path / "pipe"))
+    assert done.exit_code == 2
+    assert f"{tmp_path}/pipe: cannot be read: a directory, a pipe or a device" in done.output.replace(
+        "\n", ""
+    )
 
 
 def test_what_no_number_holds_ends_with_1(simulate: Any) -> None:
@@ -106,12 +195,20 @@ def test_cells_are_schedulers_of_their_own(simulate: Any, tmp_path: Path) -> Non
     [
         (("--slo", SLO), "one of --trace and --load"),
         (("--slo", "fast", *LOAD), "'fast' is no limit"),
-        (("--slo", "icl<1s", *LOAD), "chunks it has not"),
+        (("--slo", "icl<1s", *LOAD), "slo 'icl<1s': a simulation has no chunks"),
         (("--slo", SLO, "--load", "8"), "have no arrivals of their own"),
         (("--slo", SLO, "--trace", "none.csv"), "none.csv: cannot be read"),
         (("--slo", SLO, *LOAD, "--speed", "2"), "--speed is for --trace"),
         (("--slo", SLO, *LOAD, "--replicas", "0"), "'0' must be a whole number in 1..1000"),
-        (("--slo", SLO, *LOAD, "--replicas", "other=2"), "'other=2' is no lane and number"),
+        (
+            ("--slo", SLO, *LOAD, "--replicas", "batched=1+table=1"),
+            "'table=1' is no lane of the profile and a number; there are batched, speculative, "
+            "speculative/by-batch, such as batched=2 (of --config only the scheduler is read); "
+            "speculative/by-batch is speculative with the number of drafts that is best for each number",
+        ),
+        (("--slo", SLO, *LOAD, "--replicas", "batched"), "'batched' is no lane of the profile and a number"),
+        (("--slo", SLO, *LOAD, "--spread", "nan"), "'--spread': nan is no number"),
+        (("--slo", SLO, "--trace", "any.csv", "--speed", "nan"), "'--speed': nan is no number"),
         (("--slo", SLO, *LOAD, "--lanes", "other"), "lane 'other' is not in the profile"),
         (("--slo", SLO, *LOAD, "--profile", "none.json"), "none.json: cannot be read"),
         (("--slo", SLO, *LOAD, "--config", "none.yaml"), "none.yaml"),
