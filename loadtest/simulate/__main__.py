@@ -153,6 +153,8 @@ def main(
         objective = parse_slo(slo)
         refuse_unknown_metrics(objective)
         profile = profiles.load(profile_file)
+        if profile.doubts:
+            click.echo(f"{profile_file}: {profile.doubts}", err=True)
         mix = parse_text_mix(text, profile)
         load = _load(trace_file, load_text, speed)
         say(f"reading {load.label}")
@@ -245,7 +247,7 @@ def _against(
     with _faults(), progress() as say:
         profile = profiles.load(profile_file)
         left_out: list[str] = []
-        warnings: list[str] = []
+        warnings = [f"{profile_file}: {profile.doubts}"] if profile.doubts else []
         compared = compare_with_run(
             run_dir,
             profile,

@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from msgspec import structs
 
 from loadtest.simulate.__main__ import main
 from serving.calibration.profile import save
@@ -125,6 +127,15 @@ def test_a_mixed_fleet_says_where_its_requests_went(simulate: Any, tmp_path: Pat
         assert row[4:6] == [str(use["by_text"]["copy"]), str(use["by_text"]["story"])]
     alike = simulate("--slo", SLO, *LOAD, "--replicas", "1")
     assert "Where its requests went" not in alike.output
+
+
+def test_a_profile_that_fits_badly_is_said_to(simulate: Any, tmp_path: Path) -> None:
+    given = profile()
+    lane = given.lanes[0]
+    bad = structs.replace(lane, residuals=replace(lane.residuals, median_share=0.8))
+    assert "calibrate again" not in simulate("--slo", SLO, "--replicas", "batched=1", *LOAD).output
+    save(structs.replace(given, lanes=(bad, *given.lanes[1:])), tmp_path / "profile.json")
+    assert "calibrate again" in simulate("--slo", SLO, "--replicas", "batched=1", *LOAD).output
 
 
 def test_one_simulation_is_one(simulate: Any) -> None:
