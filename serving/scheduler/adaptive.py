@@ -392,6 +392,8 @@ class Adaptive(PlacementPolicy):
             winner, _ = self._of_cores(self._scored(request, arriving, [*group, *waited_for]), request)
             # A full replica may win over one of its own lane that has room.
             if winner.score.lane in {candidate.info.lane for candidate in group}:
+                # Chosen over the full ones, which `choose` will not see.
+                self._lane_of_cores[_place(winner.state.info)] = winner.score.lane
                 return ()
             if self._is_bound(winner.score.lane, waited_for):
                 return ()

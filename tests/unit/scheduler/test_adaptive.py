@@ -19,6 +19,7 @@ from serving.core.speculation.text_kind import TextKind
 from serving.scheduler.adaptive import Adaptive
 from serving.scheduler.breaker import Breaker
 from serving.scheduler.core import SchedulerCore
+from serving.scheduler.corrections import Corrections
 from serving.scheduler.lane_costs import LaneCost, LaneCosts
 from serving.scheduler.ledger import Load
 from serving.scheduler.placement import ReplicaState
@@ -608,3 +609,21 @@ def test_drafts_that_many_found_useless_are_tried_again_after_a_while() -> None:
         chosen.append(choice(made, ask("x", COPY, tenant="new"), *lanes).lane)
     assert chosen[0] == "batched"
     assert chosen[-1] == "speculative"
+
+
+def test_on_shared_cores_a_lane_that_is_full_is_left_for_good_and_not_for_one_request() -> None:
+    lanes = plain(**MACHINE), drafting(max_running=8, **MACHINE)
+    made = policy(*lanes, margin=0.6)
+    assert choice(made, ask("first", COPY), *lanes).lane == "speculative"
+    for number in range(8):
+        made.placed(ask(number, COPY), lanes[1], 0.0)
+    batched, full = states(*lanes)
+    assert made.awaited(ask("a", COPY), [batched], lambda: [full]) == [full]
+    for _ in range(50):
+        made.corrections.learn("speculative", 8, 4.0, 0.0)
+        made.corrections.learn("batched", 8, 1.0, 0.0)
+    assert made.awaited(ask("b", COPY), [batched], lambda: [full]) == ()
+    # It has the better score again, and not by the margin: the one that was chosen meanwhile is kept.
+    made.corrections = Corrections()
+    kept = choice(made, ask("c", COPY), *lanes)
+    assert (kept.lane, kept.why, kept.scores[0].lane) == ("batched", Why.KEPT, "speculative")
