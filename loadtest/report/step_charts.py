@@ -174,7 +174,7 @@ class _Drawing:
             event
             for stages in self._groups
             for stage in stages
-            if self._strategies[stage.plan.lane] == Strategy.BATCHED
+            if self._strategies.get(stage.plan.lane) == Strategy.BATCHED
             for event in self._step_trace(stage).steps
         ]
         # Prompts of a workload differ in length: hardly two of their steps are of one size.
@@ -195,7 +195,7 @@ class _Drawing:
     def _drafts(self) -> Iterator[tuple[DrawnChart, tuple[Timeline, Timeline]]]:
         """Of each load, the first request that had drafts, next to itself on the batched lane."""
         for stages in self._groups:
-            by_strategy = {self._strategies[stage.plan.lane]: stage for stage in reversed(stages)}
+            by_strategy = {self._strategies.get(stage.plan.lane): stage for stage in reversed(stages)}
             if not {Strategy.BATCHED, Strategy.SPECULATIVE} <= by_strategy.keys():
                 continue
             plain, speculative = by_strategy[Strategy.BATCHED], by_strategy[Strategy.SPECULATIVE]

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.client import lab
+from loadtest.client.lane_models import lanes_of_own_model
 from loadtest.run.directory import STEP_TRACES_DIR, StageTrace
 from loadtest.run.plan import STEP_TRACE_MARGIN_S, StagePlan
 from loadtest.run.sender import slug
+from serving.core.lane import ANY_LANE
 from serving.tracing.chrome_trace import write_chrome_trace
 from serving.tracing.recording import Fetched, RecordingError, StepRecording, fetch_trace, recording
 from serving.tracing.trace_file import write_trace
@@ -36,7 +38,8 @@ def tracing_steps(stage: StagePlan, base_url: str, directory: Path) -> Iterator[
     with ExitStack() as stack:
         try:
             description = lab.describe_lab(base_url)
-            urls = [replica["url"] for replica in description["replicas"] if replica["lane"] == stage.lane]
+            lanes = lanes_of_own_model(description["config"]) if stage.lane == ANY_LANE else {stage.lane}
+            urls = [replica["url"] for replica in description["replicas"] if replica["lane"] in lanes]
             most = MAX_EVENTS // max(1, len(urls))
             started = stack.enter_context(
                 recording(urls, limit_s=stage.max_stage_s + STEP_TRACE_MARGIN_S, max_events=most)

@@ -232,13 +232,13 @@ def save(profile: Profile, path: Path) -> None:
     Raises:
         TandemError: it cannot be written.
     """
-    target, fresh = _target(path)
     text = msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n"
     try:
+        target, fresh = _target(path)
         fresh.write_bytes(text)
         fresh.replace(target)
-    except OSError as error:
-        raise TandemError(f"{path}: cannot be written: {error.strerror}") from None
+    except (OSError, RuntimeError) as error:
+        raise TandemError(_not_written(path, error)) from None
 
 
 def check_writable(path: Path) -> None:
@@ -247,12 +247,12 @@ def check_writable(path: Path) -> None:
     Raises:
         TandemError: it could not.
     """
-    _, fresh = _target(path)
     try:
+        _, fresh = _target(path)
         fresh.touch()
         fresh.unlink()
-    except OSError as error:
-        raise TandemError(f"{path}: cannot be written: {error.strerror}") from None
+    except (OSError, RuntimeError) as error:
+        raise TandemError(_not_written(path, error)) from None
 
 
 def _target(path: Path) -> tuple[Path, Path]:
@@ -265,6 +265,10 @@ def _target(path: Path) -> tuple[Path, Path]:
     if not target.name or (target.exists() and not target.is_file()):
         raise TandemError(f"{path}: cannot be written: it is there, and is no file")
     return target, target.with_name(f".{target.name}.new")
+
+
+def _not_written(path: Path, error: OSError | RuntimeError) -> str:
+    return f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}"
 
 
 def measured_lane(

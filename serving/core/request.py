@@ -66,6 +66,11 @@ class SchedulingRequest:
     kind: TextKind = TextKind.OPEN
 
     @property
+    def is_patient(self) -> bool:
+        """Whether its client set no limit to its waiting."""
+        return self.max_queue_s is None and self.ttft_deadline_s is None
+
+    @property
     def reserved_tokens(self) -> int:
         """Tokens booked on a replica while the request runs: prompt + maximum output."""
         return self.prompt_tokens + self.max_output_tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 
@@ -78,10 +79,14 @@ def paths_of(lab: LabConfig, folder: Path) -> list[Path]:
 def doubts(paths: Sequence[Path]) -> list[str]:
     """Why profiles should not be gone by, a line each: they can be read, and fit badly.
 
-    Raises:
-        ConfigError: one cannot be read.
+    One that cannot be read is not named: who needs it says so, and a table by hand needs none.
     """
-    return [f"{path}: {text}" for path in paths if (text := profile.load(path).doubts)]
+    found = []
+    for path in paths:
+        with suppress(ConfigError):
+            if text := profile.load(path).doubts:
+                found.append(f"{path}: {text}")
+    return found
 
 
 def tables_in_words(lab: LabConfig) -> list[str]:

@@ -158,6 +158,8 @@ class Adaptive(PlacementPolicy):
         self._running: dict[str, _Running] = {}
         self._last_lane: dict[tuple[str, TextKind], str] = {}
         self._choice: Choice | None = None
+        # A request whose lane was chosen over full ones, which `choose` does not see, and a replica of that lane.
+        self._over_full: tuple[str, ReplicaInfo] | None = None
         # Until something is learnt, or some of it is forgotten.
         self._tokens_per_step: dict[tuple[str, TextKind, str, int], float] = {}
         self._now_s = self._expected_until_s = 0.0
@@ -269,9 +271,9 @@ class Adaptive(PlacementPolicy):
     def _keep_up(self, info: ReplicaInfo, now_s: float) -> None:
         """What the profile has promised on these cores since the last event, before who runs there changes.
 
-        One that was adopted counts from that event on.
+        One that was adopted, and a replica that came or went, counts from the last event on.
         """
-        self._now_s = now_s
+        self._now_s = self.corrections.now_s = now_s
         if now_s > self._expected_until_s:
             self._tokens_per_step.clear()
             self._expected_until_s = now_s + LOOK_AGAIN_S
@@ -382,6 +384,7 @@ class Adaptive(PlacementPolicy):
             return ()
         if not self._are_known(candidates):
             return ()
+        self._over_full = None
         full_there = _by_cores(full())
         arriving = _sequences_of(request)
         winners: list[ReplicaState] = []
@@ -392,8 +395,8 @@ class Adaptive(PlacementPolicy):
             winner, _ = self._of_cores(self._scored(request, arriving, [*group, *waited_for]), request)
             # A full replica may win over one of its own lane that has room.
             if winner.score.lane in {candidate.info.lane for candidate in group}:
-                # Chosen over the full ones, which `choose` will not see.
-                self._lane_of_cores[_place(winner.state.info)] = winner.score.lane
+                if len({state.info.lane for state in (*group, *waited_for)}) > 1:
+                    self._over_full = request.request_id, winner.state.info
                 return ()
             if self._is_bound(winner.score.lane, waited_for):
                 return ()
@@ -443,12 +446,22 @@ class Adaptive(PlacementPolicy):
                 lane not in best_of_lane or option.score.score > best_of_lane[lane].score
             ):
                 best_of_lane[lane] = option.score
+        info = chosen.state.info
         if len(best_of_lane) == 1:
             why = Why.ONLY_CHOICE
+            if self._over_full is not None:
+                asked, left_for = self._over_full
+                if asked == request.request_id and (left_for.lane, _place(left_for)) == (
+                    info.lane,
+                    _place(info),
+                ):
+                    self._lane_of_cores[_place(info)] = info.lane
         else:
-            self._last_lane[request.model, request.kind] = chosen.score.lane
-            if len(self._sharing(chosen.state.info)) > 1:
-                self._lane_of_cores[_place(chosen.state.info)] = chosen.score.lane
+            self._last_lane[request.model, request.kind] = info.lane
+            if (
+                len(self._sharing(info)) > 1 and request.is_patient
+            ):  # who may not wait did not see the full ones
+                self._lane_of_cores[_place(info)] = info.lane
             why = Why.KEPT if was_kept else Why.SCORE
         scores = sorted(best_of_lane.values(), key=lambda each: each.score, reverse=True)
         self._remember(Choice(chosen.score.lane, request.kind, why, tuple(scores)))

@@ -97,11 +97,15 @@ class _Learnt:
 
 
 class Corrections:
-    """What lanes give over what is promised, kept by the power of 2 that is nearest to the batch."""
+    """What lanes give over what is promised, kept by the power of 2 that is nearest to the batch.
+
+    Attributes:
+        now_s: by which what was learnt fades.
+    """
 
     def __init__(self) -> None:
         self._learnt: dict[str, dict[int, _Learnt]] = {}
-        self._now_s = 0.0
+        self.now_s = 0.0
         self._began_at_s = math.inf
 
     def learn(self, lane: str, batch: float, slowness: float, now_s: float) -> None:
@@ -111,7 +115,7 @@ class Corrections:
         slowness = min(MOST, max(1 / MOST, slowness))
         learnt.slowness = learnt.slowness * kept + slowness
         learnt.weight = learnt.weight * kept + 1
-        learnt.at_s = self._now_s = now_s
+        learnt.at_s = self.now_s = now_s
         self._began_at_s = min(self._began_at_s, now_s)
 
     def factor(self, lane: str, batch: float) -> float:
@@ -123,7 +127,7 @@ class Corrections:
         asked_at_s = max(
             (each.at_s for each in self._learnt.get(lane, {}).values()), default=self._began_at_s
         )
-        shared = SHARED * faded(asked_at_s, self._now_s)
+        shared = SHARED * faded(asked_at_s, self.now_s)
         promise: float = PROMISE_REQUESTS * (others_slowness / others_weight) ** shared
         return (PROMISE_REQUESTS + weight) / (promise + slowness)
 
@@ -132,7 +136,7 @@ class Corrections:
         at = _log2(batch)
         weight = slowness = 0.0
         for level, learnt in self._learnt.get(lane, {}).items():
-            left = faded(learnt.at_s, self._now_s) * NEAR ** abs(level - at)
+            left = faded(learnt.at_s, self.now_s) * NEAR ** abs(level - at)
             weight += left * learnt.weight
             slowness += left * learnt.slowness
         return weight, slowness

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from serving.core.lane import ReplicaInfo
 from serving.scheduler.breaker import Breaker
@@ -194,7 +194,8 @@ class Fleet:
             if _has_slot(replica, limit, now_s) and replica.info.replica_id not in kept.replicas
         ]
         kept.replicas.add(max(free)[1])
-        kept.waiting.add(eligibility)
+        # Whoever differs in patience alone waits behind it, and keeps no replica more.
+        kept.waiting.update(replace(eligibility, is_patient=is_patient) for is_patient in (True, False))
 
     def wait_for(self, awaited: Sequence[ReplicaState], eligibility: Eligibility, kept: Kept) -> None:
         """Such a request waits for these: what slots they have free must not go one by one to those behind it."""

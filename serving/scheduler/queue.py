@@ -40,7 +40,7 @@ class Eligibility:
             request.avoid_replica,
             request.num_sequences,
             request.model,
-            request.max_queue_s is None and request.ttft_deadline_s is None,
+            request.is_patient,
         )
 
 

@@ -141,9 +141,18 @@ def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
 
 
 def test_where_it_cannot_be_written_is_known_before(tmp_path: Path) -> None:
-    for path in (tmp_path / "gone" / "p.json", tmp_path / ("x" * 254)):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for path in (
+        tmp_path / "gone" / "p.json",
+        tmp_path / ("x" * 254),
+        tmp_path / ("x" * 300),
+        tmp_path / "loop",
+    ):
         with pytest.raises(TandemError, match="cannot be written"):
             profiles.check_writable(path)
+        with pytest.raises(TandemError, match="cannot be written"):
+            profiles.save(PROFILE, path)
+    (tmp_path / "loop").unlink()
     profiles.check_writable(tmp_path / "p.json")
     assert list(tmp_path.iterdir()) == []
 

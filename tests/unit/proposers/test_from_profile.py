@@ -148,6 +148,12 @@ def test_profiles_that_fit_badly_are_named(tmp_path: Path) -> None:
         for name, path in (("a", "good.json"), ("b", "bad.json"), ("c", "bad.json"))
     ]
     lab = LabConfig.model_validate({"lanes": lanes}, strict=False)
+    by_hand = TABLE | {
+        "num_speculative_tokens_per_batch_size": [[1, 16, 1]],
+        "profile": {"path": "gone.json"},
+    }
+    hand = {"name": "d", "strategy": "speculative", "speculation": by_hand}
+    assert doubts(paths_of(LabConfig.model_validate({"lanes": [hand]}, strict=False), tmp_path)) == []
     paths = paths_of(lab, tmp_path)
     assert [path.name for path in paths] == ["good.json", "bad.json"]
     (doubt,) = doubts(paths)

@@ -625,5 +625,37 @@ def test_on_shared_cores_a_lane_that_is_full_is_left_for_good_and_not_for_one_re
     assert made.awaited(ask("b", COPY), [batched], lambda: [full]) == ()
     # It has the better score again, and not by the margin: the one that was chosen meanwhile is kept.
     made.corrections = Corrections()
+    assert choice(made, ask("other", COPY), *lanes).lane == "speculative", "it was not placed there yet"
+    assert made.awaited(ask("b", COPY), [batched], lambda: [full]) == [full]
+    for _ in range(50):
+        made.corrections.learn("speculative", 8, 4.0, 0.0)
+        made.corrections.learn("batched", 8, 1.0, 0.0)
+    assert made.awaited(ask("b", COPY), [batched], lambda: [full]) == ()
+    assert choice(made, ask("b", COPY), lanes[0]).why is Why.ONLY_CHOICE
+    made.corrections = Corrections()
     kept = choice(made, ask("c", COPY), *lanes)
     assert (kept.lane, kept.why, kept.scores[0].lane) == ("batched", Why.KEPT, "speculative")
+
+
+def test_on_shared_cores_a_request_that_one_lane_alone_may_serve_keeps_nothing() -> None:
+    lanes = plain("b1", max_running=1, **MACHINE), plain("b2", **MACHINE), drafting(**MACHINE)
+    made = policy(*lanes, margin=3.0)
+    assert choice(made, ask("first", COPY), *lanes).lane == "speculative"
+    made.placed(ask("first", COPY), lanes[2], 0.0)
+    full, roomy, _ = states(*lanes)
+    made.placed(ask("busy", OPEN, needs_plain_decoding=True), lanes[0], 0.0)
+    asked = ask("plain", OPEN, needs_plain_decoding=True)
+    assert made.awaited(asked, [roomy], lambda: [full]) == ()
+    assert choice(made, asked, lanes[1]).lane == "batched"
+    assert choice(made, ask("next", COPY), *lanes[1:]).lane == "speculative"
+
+
+def test_what_a_lane_gave_fades_though_nothing_new_is_learnt() -> None:
+    made = policy(plain())
+    for _ in range(100):
+        made.corrections.learn("batched", 1, 2.0, 0.0)
+    before = correction(made, "batched", 1)
+    for number in range(20):
+        made.placed(ask(number, OPEN), plain(), 3600.0 + number)
+        made.ended(f"r{number}", ended(5, None), 3600.5 + number)  # too short to say anything
+    assert before < 0.55 < correction(made, "batched", 1)

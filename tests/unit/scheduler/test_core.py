@@ -920,3 +920,14 @@ def test_without_replicas_there_is_no_demand_to_report() -> None:
     made = core(settled_at_s=3)
     made.submit(request("a"), 0)
     assert made.demand_tokens() == {}
+
+
+def test_wide_requests_that_differ_in_patience_alone_keep_one_replica_and_not_one_each() -> None:
+    made = core(replica("r1", max_running=4), replica("r2", max_running=4))
+    for number in range(6):
+        made.submit(request(f"x{number}"), 0)
+    assert len(placed(made)) == 6
+    made.submit(request("wide", num_sequences=4), 1)
+    made.submit(request("hasty", num_sequences=4, ttft_deadline_s=60.0), 2)
+    made.submit(request("narrow"), 3)
+    assert [name for name, _ in placed(made, 3)] == ["narrow"]

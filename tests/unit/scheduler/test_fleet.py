@@ -167,7 +167,7 @@ def test_the_emptiest_replica_that_may_be_used_is_kept_and_for_one_request_only(
     assert distrusted is not None
     distrusted.breaker.failed("x", 0, is_dead=True)
     yard.fleet.keep_for(wide, 1, kept)
-    assert (kept.replicas, kept.waiting) == ({"emptiest"}, {wide})
+    assert (kept.replicas, kept.waiting) == ({"emptiest"}, {wide, replace(wide, is_patient=False)})
     assert yard.fleet.has_slot(ANY, 1, kept)
     assert not yard.fleet.has_slot(wide, 1, kept), "it waits, and is not asked again"
     yard.fleet.keep_for(replace(wide, band=1), 1, kept)

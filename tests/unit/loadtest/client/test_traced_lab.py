@@ -61,6 +61,11 @@ def test_steps_of_others_among_the_recorded_ones_are_refused(lab: ScriptedLab) -
         find_lab(lab.url).ask(questions(3))
 
 
+def test_a_step_that_was_scheduled_ahead_before_the_recording_is_nobody_s(lab: ScriptedLab) -> None:
+    lab.others, lab.others_emit = 1, 0
+    assert len(find_lab(lab.url).ask(questions(2)).answers) == 2
+
+
 def test_no_lab_there() -> None:
     with pytest.raises(LabError, match=r"127\.0\.0\.1:1/lab"):
         find_lab("http://127.0.0.1:1")

@@ -35,7 +35,7 @@ class ScriptedLab:
         started, stopped: recordings, by strategy; `queries` of those that were started.
         refuses_recordings: status of every recording, instead of one.
         cut_off_events: how many of the events that it names do not come.
-        others: requests that somebody else sends meanwhile.
+        others, others_emit: requests that somebody else sends meanwhile, and the tokens of a step of each.
     """
 
     strategies: tuple[str, ...] = STRATEGIES
@@ -55,6 +55,7 @@ class ScriptedLab:
     refuses_recordings: int = 0
     cut_off_events: int = 0
     others: int = 0
+    others_emit: int = 1
     spans: list[RequestSpan] = field(default_factory=list)
     events: dict[str, list[StepEvent]] = field(default_factory=dict)
     url: str = ""
@@ -94,7 +95,10 @@ class ScriptedLab:
             return b'{"recording": 1}'
         self.stopped.append(strategy)
         found = self.events.pop(strategy)
-        found += [replace(found[0], request_id=f"other-{number}") for number in range(self.others)]
+        found += [
+            replace(found[0], request_id=f"other-{number}", emitted_tokens=self.others_emit)
+            for number in range(self.others)
+        ]
         lane = f"{strategy}-lane"
         replica = TracedReplica(f"{strategy}-1", lane, strategy, "vllm", len(found), self.lost_events)
         kept = found[: len(found) - self.cut_off_events]

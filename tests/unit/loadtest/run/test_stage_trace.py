@@ -54,6 +54,15 @@ def test_the_stage_s_lane_is_recorded_and_written_for_programs_and_viewers(
     assert len([event for event in shown["traceEvents"] if event["name"] == "+1"]) == 4, "behind the prompt"
 
 
+def test_of_lane_any_all_lanes_of_the_model_are_recorded(lab: ScriptedLab, tmp_path: Path) -> None:
+    lab.models = {"speculative": {"name": "tuned", "path": "/tuned"}}
+    with tracing_steps(replace(STAGE, lane="any"), lab.url, tmp_path) as traced:
+        assert sorted(lab.started) == ["batched", "sequential"]
+        complete(lab, "batched-lane", 5)
+    assert traced.trace is not None
+    assert traced.trace.faults == ()
+
+
 def test_a_bound_that_was_reached_is_said(lab: ScriptedLab, tmp_path: Path) -> None:
     lab.lost_events = 7
     with tracing_steps(STAGE, lab.url, tmp_path) as traced:
