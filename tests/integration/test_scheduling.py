@@ -63,6 +63,7 @@ ABSENT_HERE = {
     "tandem_machine_copy_bytes_per_second",
     # Of a lab with placement `adaptive`:
     "tandem_placement_choices_total",
+    "tandem_placement_correction",
     "tandem_predicted_accepted_tokens_total",
     "tandem_observed_accepted_tokens_total",
     "tandem_reliability_requests_total",
