@@ -8,9 +8,7 @@ from rich.table import Table
 
 from loadtest.calibrate.measure import Calibration
 from loadtest.judge.wording import NOTHING, number, share
-from loadtest.report.profile_table import profile_table
-
-GOOD_ERROR = 0.15
+from loadtest.report.profile_table import GOOD_ERROR, profile_table
 
 
 def print_calibration(console: Console, made: Calibration) -> None:

@@ -9,6 +9,7 @@ from rich.text import Text
 from loadtest.judge.wording import NOTHING, number, share
 from serving.calibration.profile import LaneProfile, Profile
 
+GOOD_ERROR = 0.15  # of what is reckoned by a profile, as a share of what was measured
 HEADINGS = (
     "steps",
     "step ms",

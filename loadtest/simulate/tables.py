@@ -11,14 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from loadtest.judge.wording import NOTHING, count, number, share
-from loadtest.report.profile_table import profile_table
+from loadtest.report.profile_table import GOOD_ERROR, profile_table
 from loadtest.simulate.against import FIGURES, Compared, capacities
 from loadtest.simulate.lanes import Candidate
 from loadtest.simulate.plan import LanePlan, PlannedFleet
 from serving.calibration.profile import Profile
 from serving.core.speculation.cost_model import BatchRange, Lengths
 
-GOOD_ERROR = 0.15
 MET = "met, and its\n95% interval"
 PLAN_HEADINGS = (
     "replicas",

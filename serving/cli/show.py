@@ -100,13 +100,7 @@ def _show_choices(console: Console, adaptive: dict[str, Any]) -> None:
 
 def _choices_table(choices: Sequence[dict[str, Any]]) -> Table:
     """The last choices, and what each lane's score was made from; the chosen lane has a mark."""
-    table = Table(
-        title="Last choices, tokens/s gained",
-        title_justify="left",
-        box=None,
-        pad_edge=False,
-        padding=(0, 2, 0, 0),
-    )
+    table = _table("Last choices, tokens/s gained")
     for heading in ("for", "why", "lane"):
         table.add_column(heading, no_wrap=True)
     for heading in ("gains", "k", "tok/step", "batch", "ctx", "turns", "x prof"):
@@ -129,13 +123,17 @@ def _choices_table(choices: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
+def _table(title: str | None = None) -> Table:
+    return Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+
+
 def lane_table(scheduler: dict[str, Any]) -> Table:
     """One row per replica; a lane without any has a row too.
 
     Column `waiting`: requests pinned to the lane, without those that any lane may serve. Column `tokens`:
     outstanding tokens, reserved by the requests running on the replica.
     """
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = _table()
     for heading in ("lane", "strategy", "waiting", "replica", "ready", "running", "tokens"):
         table.add_column(heading, no_wrap=True)
     for lane in scheduler["lanes"]:
@@ -155,7 +153,7 @@ def waiting_table(scheduler: dict[str, Any]) -> Table:
     groups = [(lane["lane"], group) for lane in scheduler["lanes"] for group in lane["waiting"]]
     groups += [("any lane", group) for group in scheduler["waiting_any"]]
     groups.sort(key=lambda row: row[1]["requests"], reverse=True)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = _table()
     for heading in ("waiting for", "band", "tenant", "requests", "tokens"):
         table.add_column(heading, no_wrap=True)
     for lane, group in groups[:MAX_GROUPS_SHOWN]:

@@ -158,8 +158,8 @@ class Adaptive(PlacementPolicy):
         self._running: dict[str, _Running] = {}
         self._last_lane: dict[tuple[str, TextKind], str] = {}
         self._choice: Choice | None = None
-        # A request whose lane was chosen over full ones, which `choose` does not see, and a replica of that lane.
-        self._over_full: tuple[str, ReplicaInfo] | None = None
+        # A request whose lane was chosen over full ones, which `choose` does not see; where, and which lane.
+        self._over_full: tuple[str, tuple[str, str], str] | None = None
         # Until something is learnt, or some of it is forgotten.
         self._tokens_per_step: dict[tuple[str, TextKind, str, int], float] = {}
         self._now_s = self._expected_until_s = 0.0
@@ -396,7 +396,7 @@ class Adaptive(PlacementPolicy):
             # A full replica may win over one of its own lane that has room.
             if winner.score.lane in {candidate.info.lane for candidate in group}:
                 if len({state.info.lane for state in (*group, *waited_for)}) > 1:
-                    self._over_full = request.request_id, winner.state.info
+                    self._over_full = request.request_id, _place(winner.state.info), winner.score.lane
                 return ()
             if self._is_bound(winner.score.lane, waited_for):
                 return ()
@@ -449,20 +449,14 @@ class Adaptive(PlacementPolicy):
         info = chosen.state.info
         if len(best_of_lane) == 1:
             why = Why.ONLY_CHOICE
-            if self._over_full is not None:
-                asked, left_for = self._over_full
-                if asked == request.request_id and (left_for.lane, _place(left_for)) == (
-                    info.lane,
-                    _place(info),
-                ):
-                    self._lane_of_cores[_place(info)] = info.lane
+            was_choice = self._over_full == (request.request_id, _place(info), info.lane)
         else:
             self._last_lane[request.model, request.kind] = info.lane
-            if (
-                len(self._sharing(info)) > 1 and request.is_patient
-            ):  # who may not wait did not see the full ones
-                self._lane_of_cores[_place(info)] = info.lane
             why = Why.KEPT if was_kept else Why.SCORE
+            # Who may not wait did not see the full ones.
+            was_choice = len(self._sharing(info)) > 1 and request.is_patient
+        if was_choice:
+            self._lane_of_cores[_place(info)] = info.lane
         scores = sorted(best_of_lane.values(), key=lambda each: each.score, reverse=True)
         self._remember(Choice(chosen.score.lane, request.kind, why, tuple(scores)))
 
